@@ -36,7 +36,7 @@ STUDIES = {
 
 
 def print_studies(arguments: Sequence[str] | None) -> None:
-    """Print the list of studies, or raise an InputError for an unknown name."""
+    """Print the list of studies; raise an InputError if ``arguments`` has the name of an unknown study."""
     parser = CommandParser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, STUDIES)) + 2

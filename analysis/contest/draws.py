@@ -1,8 +1,8 @@
-"""The solver, baselines and the Bayes rule on new samples of the contest's data, and the gap to the Bayes rule.
+"""Compare the solver, baselines and the Bayes rule on new samples of the contest's distribution.
 
-The samples have seeds of the synthetic families, never the contest's. The Bayes-optimal accuracy is that of inductive
-classifiers when the population is known except for its prototypes. Its arithmetic is in float64. Classes are equally
-likely beforehand; one without a sample has its prior.
+The seeds are those of the synthetic families, never the contest's. The Bayes-optimal accuracy is that of inductive
+classifiers that know the distribution except for its prototypes. Its arithmetic is in float64. Classes have equal prior
+probabilities; the prototype of a class without a sample has its prior distribution.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
     """Compute the log of Z(k) = k^(1 - d/2) I_{d/2 - 1}(k), the von Mises-Fisher integral.
 
     Up to a factor of d alone, Z(|v|) is the integral of exp(v . u) over the unit sphere in d dimensions. Orders d/2 - 1
-    below 30 go by SciPy's functions, the others by Debye's expansion with the power of k taken out: nothing underflows.
-    The absolute error is below 1e-10 and the relative error below 1e-13, tested for concentrations up to 1e6.
+    below 30 use SciPy's functions, the others Debye's expansion without the power of k: nothing underflows. The
+    absolute error is below 1e-10 and the relative error below 1e-13, tested for concentrations up to 1e6.
 
     Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
     """
@@ -92,9 +92,9 @@ def predict_bayes_gaussian(
 ) -> Tensor:
     """Predict by Bayes' rule: Gaussian prototypes, Gaussian noise of a known covariance.
 
-    The prior is N(0, radius^2/dim I). It stands in for the uniform prior on the sphere with this radius, which
-    has the same second moment but no closed form here; in high dimension the two all but agree. The rest is as in
-    `predict_bayes_sphere`, but for ``covariance``, (dim, dim), which must be symmetric and positive definite.
+    The prior is N(0, radius^2/dim I). It approximates the uniform prior on the sphere of this radius, with the same
+    second moment but no closed form; in high dimension both nearly agree. Arguments and result are as in
+    `predict_bayes_sphere`; ``covariance`` (dim, dim) must be symmetric and positive definite.
 
     Source: Murphy, Conjugate Bayesian analysis of the Gaussian distribution (2007), section 2, on every axis.
     """
@@ -115,7 +115,7 @@ def predict_bayes_gaussian(
 
 
 def predict_bayes(split: Split) -> Tensor:
-    """Predict the test rows of a draw by `predict_bayes_sphere`, or `predict_bayes_gaussian` if it is anisotropic."""
+    """Predict the test rows of a split by `predict_bayes_sphere`; for anisotropic noise, `predict_bayes_gaussian`."""
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes
     if covariance is None:
         raise_input_error("split", "know its noise_covariance", "None", "Use a draw of shared noise.")
@@ -127,7 +127,7 @@ def predict_bayes(split: Split) -> Tensor:
 
 
 def _log_integral_scipy(k: Tensor, order: float) -> Tensor:
-    """Compute log Z by the hypergeometric limit function below k = 1, by the scaled Bessel function above."""
+    """Compute log Z(k) by SciPy's hypergeometric limit function for k < 1, otherwise by its scaled Bessel function."""
     low, high = k.clamp(max=1), k.clamp(min=1)
     small = torch.as_tensor(hyp0f1(order + 1, (low**2 / 4).numpy())).log()
     large = torch.as_tensor(ive(order, high.numpy())).log() + high - order * high.log()
@@ -135,7 +135,7 @@ def _log_integral_scipy(k: Tensor, order: float) -> Tensor:
 
 
 def _log_integral_debye(k: Tensor, order: float) -> Tensor:
-    """Compute log Z by the expansion of I_order(order * z), without the power of z."""
+    """Compute log Z by Debye's expansion of the Bessel function I_order(order * z), without the power of z."""
     root = torch.sqrt(1 + (k / order) ** 2)
     exponent = order * (root - torch.log1p(root) - math.log(order))
     p = Polynomial([0.0, 1.0])
@@ -148,12 +148,12 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
 
 
 def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
-    """Compute the argmax of the scores (rows, num_classes) in chunks of rows."""
+    """Predict the class of each ``query`` row, the argmax of its scores (rows, num_classes), in chunks of rows."""
     return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), ROWS_PER_CHUNK)])
 
 
 class MethodRun(NamedTuple):
-    """A method on a draw."""
+    """One run: a method on a sampled data set of a synthetic family."""
 
     family: str
     n_train: int
@@ -166,7 +166,7 @@ class MethodRun(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the families, shots, methods and draws."""
+    """Add the study's options: families, shots, methods and sampled data sets."""
     parser.add_int_option("--draws", 5, "number of draws")
     parser.add_names_option("--family", FAMILIES, "isotropic")
     parser.add_option("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
@@ -179,7 +179,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Evaluate every method on every draw; logistic regression on isotropic data only if it is named."""
+    """Evaluate all methods on all sampled data sets; logistic regression on isotropic data only if selected by name."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
@@ -225,7 +225,7 @@ def run_method(run: MethodRun) -> dict[str, Any]:
 def predict_test_rows(split: Split, method: str) -> Tensor | None:
     """Predict the classes (n_test_rows,) int64 of the test samples; None if the method does not apply.
 
-    Methods are fitted to the training and validation samples, except the statement's MLP: training samples only.
+    Methods are fitted to training and validation samples, but the MLP of the contest's statement to training samples.
     """
     name = METHODS[method]
     if name is None:

@@ -1,7 +1,7 @@
 """Simulated contest: pack the submission, unpack it into an empty folder, and evaluate it in a clean process.
 
-It can import torch, numpy and the standard library only. Without --json, the results are in build/contest*.json.
-New draws of the data: python -m analysis contest-draws.
+The process can import torch, numpy and the standard library only. Without --json, the results are in
+build/contest*.json. For new samples of the data, run python -m analysis contest-draws.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SPLITS = ("train", "val", "test")
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the configuration and the kind of submission."""
+    """Add the study's options: the configuration of the contest and the kind of submission."""
     known = partial(check_known_name, known_names=CONTEST_CONFIGS)
     parser.add_option("--config", "official", "or agentics: 1 sample per class", known)
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def evaluate_submission(submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT) -> dict[str, Any]:
-    """Unpack a submission (ZIP or ``solution.py``), train it in a process that sees no repository, and score it.
+    """Unpack a submission (ZIP or ``solution.py``), train it in a process without access to the repository; score it.
 
     The result has accuracy in [0, 1], score in [0, 100] (0 above ``param_limit`` parameters), parameters, seconds of
     ``solve``, peak_memory_mib of the process, its threads, and the versions of python and torch. An InputError is
@@ -113,7 +113,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 
 
 def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample n rows per class, sorted by class, and shuffle them, all with one generator."""
+    """Sample n rows per class, and shuffle them, with one generator; return the rows and their classes."""
     generator = torch.Generator().manual_seed(seed)
     rows = [prototype + NOISE_DEVIATION * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
     order = torch.randperm(NUM_CLASSES * n, generator=generator)

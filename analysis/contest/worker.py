@@ -31,7 +31,7 @@ SEED, BATCH_SIZE = 2025, 128
 
 
 class _AllowedFinder:
-    """Finds allowed modules and modules of the workspace; all others appear as not installed."""
+    """An import finder that hides all modules except allowed modules and modules of the workspace."""
 
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.resolve()

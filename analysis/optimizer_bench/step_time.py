@@ -1,8 +1,8 @@
-"""CPU time of a step and size of the state of an optimizer relative to AdamW, measured alternately on one thread.
+"""Measure an optimizer's CPU time per step and state size relative to AdamW, alternately on one thread.
 
-The networks are those of the visible workloads and of the streams, with their gradients, and others by their shapes.
+The networks are the networks of visible workloads and of streams, with their gradients, and others by shapes.
 
-AdamW is torch's as it is set by default, which goes from parameter to parameter, and its fused kernel.
+AdamW is torch's default implementation, which loops over parameters, and torch's fused kernel.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ UNTIMED_STEPS = 100  #: First steps, which are not timed because bases are updat
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the optimizer, the networks and the numbers of steps and turns."""
+    """Add the study's options: the optimizer, the networks and the numbers of steps and repetitions."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     known = [*TIMED_WORKLOADS, *SHAPE_CASES]
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
-    """Measure milliseconds per step of AdamW, fused AdamW and an optimizer on a network; return them and ratios."""
+    """Time the steps of AdamW, fused AdamW and an optimizer on a network, in ``turns`` turns; return ms and ratios."""
     makers: list[Callable[..., torch.optim.Optimizer]] = [AdamW, partial(AdamW, fused=True), make]
     weights, gradients = make_network(name)
     parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
@@ -105,7 +105,7 @@ def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], ste
 
 
 def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Make the weights of a network and the gradients of four batches, given the name of a workload or case."""
+    """Make a network's weights and the gradients of four batches; ``name`` is a workload or a key of SHAPE_CASES."""
     if name in WORKLOADS:
         model, train_loss, _ = WORKLOADS[name](0)
         weights = [parameter.detach() for parameter in model.parameters()]

@@ -1,13 +1,12 @@
 """Tune AdamW on each workload at each horizon: the baselines of the benchmark, stored in a JSON file.
 
-Learning rates are tried up and down until the best one is interior, and weight decay, betas and the end of the
-schedule beside it, all on one seed. The best setting with a cosine, with a constant rate and of the ladder below then
-run on every seed. The first horizon is searched in full; others start from what was best at one before, here or in the
-file, with its betas.
+On one seed, learning rates are tried up and down until the best rate is not at the end of the range, then weight decay,
+betas and the end of the schedule. The best settings with a cosine, with a constant rate and of the coarse search below
+then run on every seed. The first horizon is searched in full; others start from the best setting of an earlier horizon.
 
-Two easier baselines say what this strictness moves: a coarse ladder of rates, each three times the one below, with two
-weight decays and a cosine; and one AdamW for all workloads. With --coarse the ladder's is the only one: for horizons at
-which the strict search takes too long.
+Two easier baselines show the effect of this search: a coarse grid of rates, each three times the next lower rate, with
+two weight decays and a cosine; and one AdamW for all workloads. With --coarse, only the coarse grid is searched, for
+horizons at which the full search takes too long.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ TABLE_COLUMNS = {
 
 
 class TuningTask(NamedTuple):
-    """A workload to tune AdamW on."""
+    """The tuning of AdamW on one workload: horizons, starting point and journal."""
 
     workload: str
     file: Path | None  #: File of the workload; None if built in.
@@ -63,7 +62,7 @@ class TuningTask(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the workloads, the horizons and the file of baselines."""
+    """Add the study's options: the workloads, the horizons and the file of baselines."""
     parser.add_option(
         "--steps", "1000,300,5000", "horizons in the order of the search, with commas", runs.parse_horizons
     )
@@ -129,7 +128,7 @@ TrainSetting = Callable[[AdamWSetting, int], LossCurve]  #: Trains with a settin
 
 
 def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tuple[Baseline, AdamWSetting]:
-    """Tune AdamW; return the baseline without the fields of the workload, and a setting for warm starts.
+    """Tune AdamW; return the baseline without the workload's name, and a setting to start from at other horizons.
 
     Args:
         measure: Trains by a setting and a seed.
@@ -153,7 +152,7 @@ def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tupl
 
 
 def choose_setting(measure: TrainSetting, settings: Iterable[AdamWSetting]) -> AdamWSetting:
-    """Return the setting with the lowest loss on the first seed."""
+    """Choose the AdamW setting with the lowest loss on the first seed, by training with each."""
     return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
 
 
@@ -175,13 +174,13 @@ def search_coarsely(measure: TrainSetting) -> AdamWSetting:
 
 
 def make_baseline(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> Baseline:
-    """Make the baseline of the best of several settings, with its initial loss."""
+    """Make the baseline from the best of several settings (``finalists``), including the loss before training."""
     strict, curves = select_setting(measure, finalists)
     return strict | {"initial": statistics.fmean(curve.losses[0] for curve in curves)}
 
 
 def select_setting(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> tuple[Baseline, list[LossCurve]]:
-    """Select the setting that reaches the lowest target on all seeds; return its baseline and its curves."""
+    """Select the setting that reaches the lowest loss on all seeds; return its baseline and its loss curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
     target = max(map(_min_loss, curves[setting]))

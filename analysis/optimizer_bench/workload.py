@@ -1,8 +1,8 @@
 """A workload: a model, a training loss that samples its batches, and a validation loss on a fixed set.
 
-Most are a task, which says how to make the model, a batch's loss, the stream of batches and what is held out. One
-training run on a workload gives a curve: the smoothed validation loss every few steps. Several workloads share the data
-and layers below: fonts, photographs and Python's sources; networks with torch's own weights.
+Most workloads are made from a task: functions that make the model, a batch's loss and the stream of batches, and the
+validation data. A training run on a workload gives a loss curve: the smoothed validation loss every few steps. Several
+workloads share the data and layers below: fonts, photographs and Python's sources; networks with torch's own weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORD_PATTERN = re.compile(r"[^\W\d]\w+")
 
 
 class Workload(NamedTuple):
-    """A task that optimizers are evaluated on."""
+    """A training problem that optimizers are evaluated on: a model, its training loss and its validation loss."""
 
     model: nn.Module  #: In training mode; all of its parameters are trained.
     train_loss: Callable[[], Tensor]  #: Samples the next batch, and computes its loss, 0-d.
@@ -52,7 +52,7 @@ DrawBatch = Callable[[Tensor, torch.Generator], Any]  #: Augments the rows of a 
 
 @contextmanager
 def seed_initial_weights(seed: int) -> Iterator[None]:
-    """Sample torch's default initialization from a seed; the global random state is restored."""
+    """Seed torch's default initialization within the context; the global random state is restored on exit."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -83,7 +83,7 @@ def make_workload_builder(describe: Callable[[], WorkloadTask]) -> WorkloadBuild
 
 
 def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: rows) -> BatchStream:
-    """Yield batches of rows (n, ...): each row once per epoch, no incomplete batch."""
+    """Make a stream of shuffled batches of ``size`` rows: each row once per epoch, no incomplete batch."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
         while True:
@@ -94,7 +94,7 @@ def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: r
 
 
 def fixed_generator() -> torch.Generator:
-    """Make the generator for everything that is independent of the workload's seed."""
+    """Make the random generator for everything that does not depend on the workload's seed, such as validation data."""
     return torch.Generator().manual_seed(0)
 
 
@@ -111,7 +111,7 @@ def make_row_task(
     size: int,
     draw: DrawBatch = lambda rows, _: rows,
 ) -> WorkloadTask:
-    """Make the task of batches of ``size`` training rows (n, ...), with validation rows."""
+    """Make a task from rows: batches of ``size`` training rows, and validation rows, both (n, ...)."""
     train, validation = rows
     return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, fixed_generator()))
 
@@ -124,13 +124,13 @@ def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], T
 def make_classification_task(
     make: Callable[[int], nn.Module], data: Dataset, *, held_out: int, size: int
 ) -> WorkloadTask:
-    """Make the task of classifying a data set by a model of the number of classes; some rows are held out."""
+    """Make the task of classifying a data set; ``make(num_classes)`` is the model, ``held_out`` rows validate it."""
     loss, rows = classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
     return make_row_task(functools.partial(make, data.num_classes), loss, rows, size)
 
 
 class LossCurve(NamedTuple):
-    """The losses of one run."""
+    """The validation losses of one training run, every few steps."""
 
     #: The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
     #: ``STEPS_PER_VALIDATION`` ... steps.
@@ -214,7 +214,7 @@ def load_latin() -> Dataset:
 
 @functools.cache
 def load_ascii() -> Dataset:
-    """Load ASCII with more augmented copies: 94 classes, 6,800 rows of 28 * 28 grey values in [0, 1]."""
+    """Load pictures of ASCII characters with augmented copies: 94 classes, 6,800 rows of 28 * 28 grey values."""
     return load_glyphs(characters=map(chr, range(0x21, 0x7F)), copies=6)
 
 
@@ -242,7 +242,7 @@ def read_sources() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def join_sources() -> list[str]:
-    """Concatenate the sources to a training text and a validation text."""
+    """Concatenate the sources of `read_sources` to a training text and a validation text."""
     return ["".join(modules.values()) for modules in read_sources()]
 
 
@@ -258,19 +258,19 @@ def cut_windows(symbols: Tensor, length: int, n: int | None = None) -> Tensor:
 
 
 class ResidualLayers(nn.Module):
-    """Layers with a residual connection."""
+    """A sequence of layers whose input is added to their output (residual connection)."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.path = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor to another one of its shape."""
+        """Map a tensor to a tensor of the same shape."""
         return torch.add(x, self.path(x))
 
 
 class RecurrentStates(nn.Module):
-    """The hidden states (batch, length, width) of a recurrent layer."""
+    """A recurrent layer that returns its hidden states (batch, length, width)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class RecurrentStates(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Token and position embeddings."""
+    """The sum of token embeddings and position embeddings."""
 
     def __init__(self, symbols: int, length: int, width: int) -> None:
         super().__init__()
@@ -321,6 +321,6 @@ def make_convolutions(*channels: int, stride: int = 1, bias: bool = False) -> li
 
 
 def make_transformer(width: int) -> nn.Module:
-    """Make two transformer layers of four heads with the norm first, (batch, length, width), without dropout."""
+    """Make two pre-norm transformer layers of four heads for inputs (batch, length, width), without dropout."""
     layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

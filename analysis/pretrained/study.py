@@ -1,4 +1,4 @@
-"""Texts, pictures and class names: the commands on your own data sets, against common baselines.
+"""Compare the commands with common baselines on your own data sets of texts and pictures, also with class names alone.
 
 FOLDER holds tables NAME.csv with columns text and class, whose names are words, or folders of pictures by class.
 """
@@ -57,7 +57,7 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 
 
 def add_options(parser: runner.StudyParser) -> None:
-    """Add the options: the folder, the data sets, the representations and the splits."""
+    """Add the study's options: the folder, the data sets, the pretrained encoders and the splits."""
     text = "tables .csv with columns text and class, folders of pictures"
     parser.add_argument(runner.FOLDER_OPTION, metavar="FOLDER", help=text)
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
@@ -72,7 +72,7 @@ def add_options(parser: runner.StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> runner.StudyReport:
-    """Execute all runs, and compare the methods by number of labels."""
+    """Execute all runs, and compare the methods for each number of labels per class."""
     paths = measure.list_data_sets(Path(options.folder))
     chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Format tables of means and of all data sets, whose numbers of classes are ``sizes``, by modality and shots."""
+    """Format a table of means and a table of data sets (``sizes``: numbers of classes) by modality and shots."""
     parts = []
     for kind, items in (("text", "texts"), ("picture", "pictures")):
         for shots in dict.fromkeys(row["shots"] for row in rows if row["takes"] == kind):
@@ -119,7 +119,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
 
 
 def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
-    """Format a line per method: its mean accuracy over all data sets, mean differences to others, and its time."""
+    """Format a table with a line per method: mean accuracy over data sets, mean differences to others, and time."""
     means = {method: average(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
@@ -145,5 +145,5 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the title of a method in tables."""
+    """Format the name of a method for tables, with its description."""
     return TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])

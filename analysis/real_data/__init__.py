@@ -1,1 +1,1 @@
-"""Studies on real data sets that are available offline."""
+"""Studies of the solver and baselines on real data sets that are available offline."""

@@ -1,8 +1,8 @@
-"""Tables of mixed columns, by the command's own reading, beside seven tuned pipelines of scikit-learn and two boosters.
+"""Compare the solver with seven tuned pipelines of scikit-learn and two boosters on tables of mixed columns.
 
-Each pipeline has what its users do: medians and an indicator for gaps, standardised numbers, one-hot categories, and
-settings by folds; LightGBM and CatBoost read categories themselves. The regret is against the best of them in each row
-of the table, with hindsight.
+Pipelines use common practice: medians and an indicator for missing values, standardised numbers, one-hot categories,
+and cross-validated settings; LightGBM and CatBoost encode categories themselves. The regret is the difference to the
+best of them in each row of the table, with hindsight.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def fit_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> Pr
 
 @dataclass(frozen=True)
 class BaselinePipeline:
-    """A classifier of scikit-learn's interface, and how columns are prepared for it."""
+    """A baseline: a classifier with scikit-learn's interface, its grid of settings, and the encoding of its columns."""
 
     make: Callable[[list[str]], Any]  #: Makes the classifier, given the names of categorical columns.
     grid: Mapping[str, list[Any]]  #: Settings that are cross-validated by accuracy.
@@ -129,7 +129,7 @@ class BaselinePipeline:
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
-    """Return training and test rows as data frames, and the names of numeric and of categorical columns."""
+    """Convert a split to data frames of training and test rows, and names of numeric and of categorical columns."""
     train, test = (
         pd.DataFrame(rows, columns=split.columns).replace(MISSING_CELLS, np.nan) for rows in (split.train, split.test)
     )
@@ -189,7 +189,7 @@ QUANTITIES = (
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the data sets, methods, shots and splits."""
+    """Add the study's options: the data sets, methods, shots and splits."""
     known = functools.partial(check_known_name, known_names=COLLECTIONS)
     names = ", ".join(COLLECTIONS)
     parser.add_option("--collection", "mixed", f"the data sets, unless --datasets names some: {names}", known)
@@ -201,7 +201,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Execute all runs, and compare the methods by row."""
+    """Execute all runs, and compare the methods for each data set and number of shots."""
     methods = options.methods or list(METHODS)
     if not any(method in PROTONET_METHODS for method in methods):
         raise_input_error("--methods", "name one of ours", ",".join(methods), "Add ours.")
@@ -223,7 +223,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def run_method(run: Run) -> dict[str, float]:
-    """Measure a method's scores on a split, in percent, and its seconds; "auc" is of each class against the rest."""
+    """Measure a method's scores on a split in percent, and its seconds; "auc" is one-vs-rest, averaged over classes."""
     split = split_mixed(*run[:3])
     classes = np.unique(split.train_labels)
     truth = torch.from_numpy(np.searchsorted(classes, split.test_labels))
@@ -243,7 +243,7 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
-    """Format a table of all rows, and one of means, ranks and regrets for each number of shots."""
+    """Format a table of all data sets and shots, and a table of means, ranks and regrets for each number of shots."""
     titles = {method: method for method in sorted(methods, key=lambda name: name in PIPELINES)}
     text = tabulate_rows(rows, "accuracy", titles, PIPELINES)
     text += TABLE_NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))

@@ -1,4 +1,4 @@
-"""Raw tables, as public repositories hold them: the commands ``fit`` and ``evaluate`` beside two pipelines of skrub.
+"""Compare the commands ``fit`` and ``evaluate`` with two pipelines of skrub, on raw tables of public repositories.
 
 All CSV and TSV files of a folder are tasks if they have a column that looks like a label: of texts, booleans or few
 integers, with two to eight classes of at least 25 rows. A name such as "type" decides among several columns; without
@@ -43,7 +43,7 @@ standard error over tables; ahead and behind count tables.
 
 
 class RawTable(NamedTuple):
-    """A file with its label column and its number of labelled rows per class; it identifies a run."""
+    """A run: a table file, its label column and the number of labelled rows per class."""
 
     path: str  #: The path below the folder of the study.
     label: str
@@ -52,7 +52,7 @@ class RawTable(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the folder of the tables, and the options of the journal."""
+    """Add the study's options: the folder of the tables and the journal."""
     parser.add_argument("folder", type=Path, help="a folder whose subfolders hold CSV and TSV files")
     parser.add_state_options()
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def find_tables(folder: Path) -> list[RawTable]:
-    """List the tables below a folder that have a label, one of each set of columns."""
+    """List the tables in a folder and its subfolders that have a label column, one table for each set of columns."""
     tables, seen = list[RawTable](), set[tuple[str, ...]]()
     for path in sorted(folder.rglob("*.[ct]sv")):
         table = read_raw(path) if path.stat().st_size < MAX_BYTES else None
@@ -85,7 +85,7 @@ def find_tables(folder: Path) -> list[RawTable]:
 
 
 def read_raw(path: Path) -> tuple[list[str], Any, bool] | None:
-    """Read the lines of a file, its pandas data frame, and whether it lacks a header; None if it is no plain table.
+    """Read the lines of a file, its pandas data frame, and whether it lacks a header; None if it is not a plain table.
 
     Lines are the header, if there is one, and one line for each row.
     """
@@ -154,7 +154,7 @@ def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True
 
 
 def score_commands(train: Path, test: Path, table: RawTable, effort: str) -> float:
-    """Compute the accuracy of a model of ``fit`` by ``evaluate``; raise a RuntimeError with the message of an error."""
+    """Compute the accuracy of ``fit`` by ``evaluate``; raise a RuntimeError with the message if a command fails."""
     model, metrics = train.with_name("m.protonet"), train.with_name("metrics.json")
     header, output = ["--no-header"] * table.no_header, io.StringIO()
     with redirect_stdout(output), redirect_stderr(output):
@@ -190,7 +190,7 @@ def score_baselines(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Format a line for each part of the tables: mean accuracies, differences to skrub, and counts of tables."""
+    """Format a table with a line for each group of tables: mean accuracies, differences to skrub, number of tables."""
     parts = {"all": rows} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SIZES}
     for name in dict.fromkeys(row["path"].partition("/")[0] for row in rows):
         parts[name] = [row for row in rows if row["path"].startswith(f"{name}/")]

@@ -1,6 +1,6 @@
-"""The solver, its parts and baselines on few-shot splits of real data.
+"""Compare the solver, its parts and baselines on few-shot splits of real data.
 
-The regret is against the best baseline of each row, with hindsight.
+The regret is the difference to the best baseline in each row of the table, with hindsight.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """A method on a split of a data set."""
+    """One run: a method on a split of a data set."""
 
     dataset: str
     shots: int
@@ -114,7 +114,7 @@ METHODS: dict[str, FitFunction] = {
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the data sets, methods, shots and splits."""
+    """Add the study's options: the data sets, methods, shots and splits."""
     parser.add_names_option("--datasets", DATASETS)
     parser.add_names_option("--methods", METHODS)
     parser.add_option("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_integers, low=1))
@@ -124,7 +124,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Execute all runs, and compare the methods by row."""
+    """Execute all runs, and compare the methods for each data set and number of shots."""
     methods = options.methods or list(METHODS)
     ours = [method for method in methods if method in PROTONET_SETTINGS]
     baselines = [method for method in methods if method not in PROTONET_SETTINGS]
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
-    """Yield the runs of all data sets with enough rows, split by split."""
+    """Yield the runs on all data sets with enough rows, one split after another."""
     for name, data in load_available_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
@@ -177,7 +177,7 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
 
 
 def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
-    """Group the results by data set and shots: accuracies are ``percent``, ``best`` is the best baseline on average."""
+    """Group results by data set and shots: ``percent`` are accuracies, ``best`` is the baseline with the best mean."""
     rows = group_results({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
@@ -186,7 +186,7 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
 
 
 def tabulate(rows: Sequence[Row]) -> str:
-    """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
+    """Format the results of `summarise` as Markdown: all data sets and shots, then means for few and for more shots."""
     names = sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
     methods = {name: METHOD_TITLES[name] for name in names}
     text = tabulate_rows(rows, "percent", methods, BASELINES)
@@ -200,7 +200,7 @@ def tabulate(rows: Sequence[Row]) -> str:
 
 
 def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
-    """Draw a method's accuracy minus the best baseline's: a line for each data set, a mark for each number of shots."""
+    """Plot a method's accuracy minus the best baseline's accuracy over the number of shots, a line per data set."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     names = list(dict.fromkeys(row["dataset"] for row in rows))

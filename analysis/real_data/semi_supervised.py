@@ -1,4 +1,4 @@
-"""Value of unlabelled rows to the solver, also where they mislead, compared with scikit-learn's methods.
+"""Measure how much unlabelled rows improve the solver, or mislead it, compared with scikit-learn's methods.
 
 Splits of real data have labelled rows and up to 60 unlabelled rows per class; all methods are evaluated on these.
 """
@@ -75,7 +75,7 @@ class Split(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the options: the data sets, the regimes and the splits."""
+    """Add the study's options: data sets, regimes (kinds of unlabelled rows) and splits."""
     parser.add_names_option("--datasets", DATASETS)
     parser.add_names_option("--regimes", UNLABELLED_REGIMES)
     parser.add_option("--shots", "1,2,5,20", "labelled samples per class", partial(parse_integers, low=1))
@@ -86,7 +86,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Execute all runs, and average by data set."""
+    """Execute all runs, and average the results over the splits of each data set."""
     runs = list(list_runs(options))
     if not runs:
         got = f"none at {options.shots} shots"
@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
-    """Yield the runs of all data sets with enough rows, split by split."""
+    """Yield the runs on all data sets with enough rows, one split after another."""
     for name, data in load_available_sets(options.datasets or DATASETS, load_real):
         for shots in options.shots:
             for regime in options.regimes or list(UNLABELLED_REGIMES):
@@ -109,7 +109,7 @@ def list_runs(options: argparse.Namespace) -> Iterator[Run]:
 
 
 def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | None:
-    """Split a data set; None if fewer than two classes, or three with novel classes, have enough rows."""
+    """Split a data set; None if fewer than two classes (three, if ``regime`` has novel classes) have enough rows."""
     random = np.random.default_rng([seed, 16])
     y = data.y.numpy()
     classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + MIN_SPARE_ROWS]
@@ -139,7 +139,7 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
 
 
 def measure_run(run: Run) -> dict[str, Any]:
-    """Measure accuracies in percent, without and with the unlabelled rows, and the detection of novel classes."""
+    """Measure accuracies in percent, without and with unlabelled rows, and how well novel classes are detected."""
     split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
     assert split is not None, "list_runs leaves these out"
     known = split.unlabelled[1] < split.num_classes

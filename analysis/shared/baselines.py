@@ -1,4 +1,4 @@
-"""The registry of baselines: common classifiers for few labels.
+"""Baselines: common classifiers that studies compare the solver with.
 
 A baseline is a function from labelled rows to a predictor. The settings of tuned baselines are cross-validated. If the
 smallest class has too few rows for that, the first setting of the grid is used.
@@ -41,7 +41,7 @@ INVERSE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  #: The grid of `fit_logistic_by_acc
 
 
 class PredictionOutcome(NamedTuple):
-    """Predictions for n rows."""
+    """Predictions for n rows: the classes and, if available, the log-probabilities."""
 
     predicted: np.ndarray  #: (n,) int64: the class of each row.
     log_probabilities: np.ndarray | None = None  #: (n, num_classes), if the classifier has them.
@@ -58,7 +58,7 @@ def rank_log_probabilities(log_probabilities: np.ndarray) -> PredictionOutcome:
 
 
 class Baseline(NamedTuple):
-    """A classifier to compare with."""
+    """A common classifier that the solver is compared with."""
 
     title: str  #: Its name in tables.
     fit: FitFunction
@@ -100,7 +100,7 @@ def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit linear discriminant analysis with closed-form covariance shrinkage.
 
     Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), applied to
-        the pooled within-class covariance. Shrinkage per class, as scikit-learn has it, is less accurate here.
+        the pooled within-class covariance. Shrinkage of each class, as in scikit-learn, is less accurate here.
     """
     residuals = torch.from_numpy(x) - _class_means(x, y)[y]
     shrinkage = float(ledoit_wolf_shrinkage(residuals.double().numpy(), assume_centered=True))
@@ -142,7 +142,7 @@ def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
 def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Predictor:
     """Fit a support vector machine with an RBF kernel; penalty, bandwidth and scaling are cross-validated.
 
-    Probabilities are sigmoids of its cross-validated scores. If a class has one row, there are none.
+    Probabilities are sigmoids of cross-validated scores. If a class has a single row, there are no probabilities.
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999).
     """
@@ -204,7 +204,7 @@ def _class_means(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
 
 
 def _fit_tuned(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, min_class_rows: int = 2) -> Predictor:
-    """Fit a scaler and an estimator; its settings are chosen from a grid by cross-validated accuracy.
+    """Fit a scaler and an estimator, whose settings are chosen from ``grid`` by cross-validated accuracy.
 
     If a class has fewer than ``min_class_rows`` rows, the first setting of the grid is used.
     """

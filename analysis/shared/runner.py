@@ -1,4 +1,4 @@
-"""The runner of all studies: it parses options, checks output paths before the work, executes runs, and writes results.
+"""The runner of all studies: it parses options, checks output paths first, executes runs, and writes results.
 
 A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `StudyReport`. Each
 finished run is appended to a journal as a JSON line with a hash of the code, from which an interrupted study resumes.
@@ -42,14 +42,14 @@ Run = TypeVar("Run")
 
 
 class StudyReport(NamedTuple):
-    """The result of a study."""
+    """The result of a study: the rows for JSON, and the Markdown table."""
 
     rows: object  #: Content of ``--json``.
     table: str  #: Markdown, printed and written by ``--markdown`` with the command that made it.
 
 
 class StudyParser(CommandParser):
-    """A parser that checks values and output paths; every study has ``--json`` and ``--markdown``."""
+    """The argument parser of a study, which checks values and output paths, and adds ``--json`` and ``--markdown``."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description)
@@ -82,7 +82,7 @@ class StudyParser(CommandParser):
         self._outputs.append(option.removeprefix("--"))
 
     def add_plot_option(self, text: str) -> None:
-        """Add ``--plot``, the path of a figure that shows what ``text`` says."""
+        """Add the option ``--plot``, the path of a figure; ``text`` describes the figure in the help."""
         self.add_output_option("--plot", f"draw {text} there ({', '.join(PLOT_SUFFIXES)})")
         self._checks["--plot"] = _check_plot
 
@@ -93,7 +93,7 @@ class StudyParser(CommandParser):
         self.add_argument("--fresh", action="store_true", help="forget the finished runs")
 
     def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse and check the options; ``made`` is the command line without options that depend on the machine."""
+        """Parse and check the options; ``made`` of the result is the command line without machine-dependent options."""
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
         for name, value in vars(options).items():
@@ -145,12 +145,12 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def parse_integers(option: str, text: str, *, low: int) -> list[int]:
-    """Parse a comma-separated list of integers >= low without repetition; raise an InputError for others."""
+    """Parse a comma-separated list of different integers >= ``low``; raise an InputError for invalid values."""
     return list(dict.fromkeys(parse_integer(option, item, low=low) for item in text.split(",")))
 
 
 def _check_plot(option: str, path: str) -> str:
-    """Return a path to which matplotlib can draw; raise an InputError for others."""
+    """Return the path of a figure; raise an InputError if matplotlib cannot write files with its suffix."""
     if Path(path).suffix.lower() not in PLOT_SUFFIXES:
         raise_input_error(option, f"end in {', '.join(PLOT_SUFFIXES)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
@@ -214,7 +214,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_journal(path: Path, entry: dict[str, Any]) -> None:
-    """Append an entry to a journal on a new line, also after an incomplete last line."""
+    """Append an entry to a journal as a JSON line; it begins on a new line even if the last line is incomplete."""
     with path.open("a+b") as file:
         file.seek(0, 2)
         if file.tell():
@@ -226,7 +226,7 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Hash Python files, or all files in a folder, by paths in the repository, and the versions of packages."""
+    """Hash the files at ``paths`` in the repository (for a folder, all files in it), and the versions of packages."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
     versions = {package: installed_version(package) for package in HASHED_PACKAGES}
@@ -271,5 +271,5 @@ def _start_worker() -> None:
 
 
 def _format_run(run: object) -> str:
-    """Format a run for the progress bar."""
+    """Format a run as text for the progress bar."""
     return " ".join(str(part) for part in run if part is not None) if isinstance(run, tuple) else str(run)

@@ -32,7 +32,7 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
 
 
 def subtract_pairs(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """Compute the differences of paired values; none if one side is empty."""
+    """Compute the differences of paired values; the list is empty if one of both is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
 
@@ -65,7 +65,7 @@ def get_best_baseline(row: Mapping[str, Any], key: str, baselines: Iterable[str]
 def tabulate_rows(
     rows: Sequence[Mapping[str, Any]], key: str, methods: Mapping[str, str], baselines: Collection[str]
 ) -> str:
-    """Format a line per row: the mean of each method, the best baseline, and the regret of the first method."""
+    """Format a table of ``rows``: the mean of each method, the best baseline, and the regret of the first method."""
     main, lines = next(iter(methods)), []
     for row in rows:
         best = get_best_baseline(row, key, baselines) or ""

@@ -1,4 +1,4 @@
-"""Time and size of prediction, fits, start-up and model files, of this version and another one.
+"""Measure time, memory and file size of predictions, fits and start-up, of this version and another version.
 
 Each measurement is the CPU time of its own process on one thread; both versions alternate.
 """
@@ -50,7 +50,7 @@ right is the share of rows that are classified right there, in percent, and loss
 
 
 class Measurement(NamedTuple):
-    """The function, data and option of a measurement."""
+    """A measurement to execute: its function, data and option."""
 
     kind: str  #: Of `analysis.solver.speed_worker.MEASUREMENTS`.
     name: str
@@ -59,12 +59,12 @@ class Measurement(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the option: the folder of another version."""
+    """Add the study's option: the folder of another version of the library."""
     parser.add_argument("--folder", metavar="PATH", help="the checkout of another version, to measure before this one")
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Measure this version and the other one alternately."""
+    """Execute all measurements with this version and the other version alternately."""
     versions = {"now": ROOT, **({} if options.folder is None else {"before": Path(options.folder)})}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def measure(measurement: Measurement, root: Path, folder: Path) -> dict[str, float]:
-    """Run a measurement in a process with the library of a checkout; return its results by name."""
+    """Execute a measurement in a process with the library at ``root``; return its results by name."""
     path = folder / "data.npz"
     np.savez(path, **measurement.data)
     paths = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
@@ -129,7 +129,7 @@ def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
 
 
 def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sample spectra of six classes, five labelled rows each: peaks at positions of the class, of random heights."""
+    """Sample spectra of six classes, five labelled rows each: peaks of random heights at positions of the class."""
     y = np.arange(600) % 6
     centres = generator.random((6, PEAKS_PER_SPECTRUM))[y] + 0.01 * generator.standard_normal((600, PEAKS_PER_SPECTRUM))
     heights = 1 + 0.2 * generator.standard_normal((600, PEAKS_PER_SPECTRUM))

@@ -1,4 +1,4 @@
-"""A measurement of `analysis.solver.speed` in its own process; PYTHONPATH selects the version of the library."""
+"""Execute a measurement of `analysis.solver.speed` in its own process; PYTHONPATH selects the library's version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure_prediction(data: Data, effort: str) -> dict[str, float]:
 
 
 def _solve(data: Data, effort: str) -> tuple[torch.nn.Module, torch.Tensor, dict[str, float]]:
-    """Fit a network to the labelled rows; return it, test rows, CPU seconds, and accuracy and log-loss on these."""
+    """Fit a network to labelled rows; return it, test rows, CPU seconds, and accuracy and log-loss on the test rows."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     start = time.process_time()
@@ -61,7 +61,7 @@ def measure_command(data: Data, folder: str) -> dict[str, float]:
 
 
 def measure_large_fit(data: Data, effort: str) -> dict[str, float]:
-    """Measure the CPU seconds and the peak memory in MiB of a solve of isotropic rows in given sizes."""
+    """Measure CPU seconds and peak memory in MiB of ``solve`` on isotropic rows of the sizes in ``data``."""
     torch.set_num_threads(1)
     rows, classes, dim = (int(size) for size in data["sizes"])
     generator = torch.Generator().manual_seed(SEED)

@@ -1,4 +1,4 @@
-"""The workloads by role and family. A family's workloads share a kind of model, of data or of difficulty.
+"""The benchmark's workloads by role and family. Workloads of a family share a kind of model, of data or of difficulty.
 
 The optimizer is chosen on visible and tuning families, with leave-one-family-out estimates. Evaluations on validation
 families are logged. Roles were drawn before any candidate had run; visible families, and those up to "tables" of
@@ -51,7 +51,7 @@ WORKLOADS_BY_ROLE = {
 
 
 class WorkloadGroups(NamedTuple):
-    """Groups whose results are averaged."""
+    """The groups that a workload belongs to: its role, family and kind; results are averaged by group."""
 
     role: str = FILE_ROLE
     family: str = FILE_ROLE
@@ -74,5 +74,5 @@ GROUPS_OF_WORKLOAD = {
 
 
 def get_groups(name: str) -> WorkloadGroups:
-    """Return the groups of a built-in workload, or those of the workloads of a file."""
+    """Return the groups of a built-in workload, or the common groups of all workloads from a file."""
     return GROUPS_OF_WORKLOAD.get(name, WorkloadGroups())

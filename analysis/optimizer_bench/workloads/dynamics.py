@@ -1,4 +1,4 @@
-"""Physical systems: a robot arm, chaotic series, the heat equation, and coupled pendulums."""
+"""Workloads of physical systems: a robot arm, chaotic time series, the heat equation, and coupled pendulums."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20
 def spiky() -> WorkloadTask:
     """Learn the kinematics of a planar arm by squared error from readings with a few gross outliers.
 
-    The links have length 1; readings are of the position of the hand. Validation is on right ones.
+    The arm's links have length 1; a reading is the position of the hand. Validation readings have no outliers.
     """
     generator = fixed_generator()
     x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1  # angles over MAX_JOINT_ANGLE
@@ -81,9 +81,9 @@ def simulate_chaotic_series(series: int, samples: int) -> Tensor:
 
 @make_workload_builder
 def chain() -> WorkloadTask:
-    """Forecast noisy chaotic series by a causal tanh network.
+    """Forecast noisy chaotic time series by a causal tanh network.
 
-    The loss is the share of the variance that is missed, from ``WARMUP_SAMPLES`` on.
+    The loss is the unexplained fraction of the variance, from sample ``WARMUP_SAMPLES`` on.
     """
     x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
@@ -104,7 +104,7 @@ def chain() -> WorkloadTask:
 
 
 def differentiate(model: nn.Module, points: Tensor) -> Tensor:
-    """Compute a tanh network's u, u_t, u_x and u_xx at (n, 2) times and positions: (4, n)."""
+    """Compute a tanh network's output u and its derivatives u_t, u_x and u_xx at ``points`` (n, 2), (t, x): (4, n)."""
     axes = torch.eye(3, 2, dtype=points.dtype)  # the last row is 0
     rates = axes.unsqueeze(1).expand(-1, len(points), -1)  # (3, n, 2)
     jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
@@ -115,7 +115,7 @@ def differentiate(model: nn.Module, points: Tensor) -> Tensor:
 
 
 def propagate_through_linear(layer: nn.Linear, jet: Tensor) -> Tensor:
-    """Propagate values and derivatives (4, n, inputs) through a linear layer; its bias affects no derivative."""
+    """Propagate values and derivatives (4, n, inputs) through a linear layer, whose bias affects only the values."""
     return torch.cat([layer(jet[:1]), F.linear(jet[1:], layer.weight)])
 
 
@@ -128,7 +128,7 @@ def propagate_through_tanh(jet: Tensor) -> Tensor:
 
 
 def solve_heat(points: Tensor) -> Tensor:
-    """Compute temperatures (n,) of a rod of length 1 with ends at 0, at times and positions (n, 2)."""
+    """Compute exact temperatures (n,) at times and positions (n, 2) of a rod of length 1 with ends at temperature 0."""
     t, x = points.unbind(1)
     waves = [
         a * (-DIFFUSIVITY * (k * math.pi) ** 2 * t).exp() * (k * math.pi * x).sin()
@@ -139,10 +139,10 @@ def solve_heat(points: Tensor) -> Tensor:
 
 @make_workload_builder
 def heat() -> WorkloadTask:
-    """Solve u_t = diffusivity * u_xx; the seed determines the collocation points.
+    """Solve the heat equation u_t = diffusivity * u_xx by a network; the seed determines the collocation points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
-    is the squared error, as a share of the solution's square.
+    is the squared error as a fraction of the squared solution.
 
     Source: M. Raissi, P. Perdikaris and G. E. Karniadakis (2019), Physics-informed neural networks.
     """
@@ -169,7 +169,7 @@ def heat() -> WorkloadTask:
 
 
 def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
-    """Integrate states (n, d) at equal time steps by the classical Runge-Kutta method: (n, count, d)."""
+    """Integrate states (n, d) over ``count`` equal time steps by the classical Runge-Kutta method: (n, count, d)."""
     path = []
     for _ in range(count):
         first = field(states)
@@ -183,7 +183,7 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
 
 @make_workload_builder
 def oscillator() -> WorkloadTask:
-    """Learn the dynamics of two pendulums with a spring from their trajectories.
+    """Learn the dynamics of two pendulums that are coupled by a spring, from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """

@@ -1,7 +1,7 @@
 """Graph networks that classify functions of Python's standard library by module.
 
-Two functions are neighbours if one's body holds the other's name. Two networks see a few neighbours, drawn anew for
-every batch, and one convolves a whole small graph with few labels.
+Two functions are neighbours if the body of one contains the name of the other. Two networks use a few neighbours,
+sampled for every batch; the third convolves a whole small graph with few labels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HIDDEN, DROPOUT = 16, 0.5
 
 
 class Graph(NamedTuple):
-    """Nodes and their neighbours: node i's are ``neighbours[start[i] : start[i] + degree[i]]``, itself included."""
+    """A graph: the neighbours of node i, including i, are ``neighbours[start[i] : start[i] + degree[i]]``."""
 
     x: Tensor
     y: Tensor
@@ -48,7 +48,7 @@ class Graph(NamedTuple):
     degree: Tensor
 
     def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
-        """Sample neighbours (..., fanout) of nodes (...), with replacement."""
+        """Sample neighbours (..., fanout) of each of the nodes (...), with replacement."""
         shape = *nodes.shape, SAMPLED_NEIGHBOURS
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
         return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
@@ -56,7 +56,7 @@ class Graph(NamedTuple):
 
 @functools.cache
 def load_graph() -> Graph:
-    """Read the functions of all large enough modules."""
+    """Load the graph of functions in Python's standard library, of modules with enough functions."""
     names, bodies, labels = [], [], []
     module = 0
     library = Path(sysconfig.get_path("stdlib"))
@@ -88,7 +88,7 @@ def load_graph() -> Graph:
 
 
 class NeighbourMean(nn.Module):
-    """A linear map of a node plus a linear map of the mean of its neighbours.
+    """GraphSAGE's layer: a linear map of a node plus a linear map of the mean of its neighbours.
 
     Source: Hamilton, Ying and Leskovec (2017), Inductive representation learning on large graphs, algorithms 1 and 2:
         GraphSAGE.
@@ -105,7 +105,7 @@ class NeighbourMean(nn.Module):
 
 
 class GraphAttention(nn.Module):
-    """Mean over a node and its neighbours for each head, with weights of a network of one layer of the pairs.
+    """Graph attention: for each head, a mean over a node and its neighbours, with weights from a one-layer network.
 
     Source: P. Veličković et al. (2018), Graph attention networks, arXiv 1710.10903; here neighbours are sampled.
     """
@@ -137,10 +137,10 @@ def classify_modules(
     size: int,
     held_out: int,
 ) -> WorkloadTask:
-    """Make the task of classifying a function's module from its words and from sampled neighbours.
+    """Make the task of classifying functions by module, from their words and from sampled neighbours.
 
-    ``make`` makes, of the number of classes, two layers that map nodes and their neighbours; ``between`` maps what the
-    first gives, and ``finish`` what the second gives to logits. ``size`` functions are a batch.
+    ``make`` maps the number of classes to two layers on nodes and their neighbours; ``between`` maps the output of the
+    first layer, ``finish`` the output of the second to logits. ``size`` functions are a batch.
     """
     graph, generator = load_graph(), fixed_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
@@ -160,7 +160,7 @@ def classify_modules(
 
 @make_workload_builder
 def gnn() -> WorkloadTask:
-    """Classify a function's module by GraphSAGE; the seed determines the sampled neighbours, too."""
+    """Classify functions by module with GraphSAGE; the seed determines the sampled neighbours, too."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([NeighbourMean(N_WORD_FEATURES, 64), NeighbourMean(64, num_classes)])
@@ -170,7 +170,7 @@ def gnn() -> WorkloadTask:
 
 @make_workload_builder
 def gat() -> WorkloadTask:
-    """Classify a function's module by graph attention: heads are concatenated in layer 1, averaged in layer 2."""
+    """Classify functions by module with graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make(num_classes: int) -> nn.Module:
         return nn.ModuleList([GraphAttention(N_WORD_FEATURES, 16), GraphAttention(HEADS * 16, num_classes)])
@@ -185,8 +185,8 @@ def gat() -> WorkloadTask:
 def gcn() -> WorkloadTask:
     """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
 
-    Two layers mix what a linear map makes of the neighbours, with dropout before both. The weights learn the labels by
-    heart: the validation loss rises again, unless they decay fast.
+    Two layers average linear maps of the neighbours, with dropout before each layer. The network overfits: the
+    validation loss rises again, unless weight decay is strong.
 
     Source: T. N. Kipf and M. Welling (2017), Semi-supervised classification with graph convolutional networks, arXiv
         1609.02907; here dropout takes a word, or a hidden feature, from all nodes at once.

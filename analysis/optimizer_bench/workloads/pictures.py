@@ -1,4 +1,4 @@
-"""Pictures: characters of matplotlib's fonts, classified under difficulties, completed and encoded; photographs."""
+"""Workloads of pictures: characters of matplotlib's fonts, which are classified, completed or encoded; photographs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cnn() -> WorkloadTask:
 
 
 class ViT(nn.Module):
-    """Patches with learned positions, transformer layers with the norm first, the mean patch and a head."""
+    """A vision transformer: patches with learned positions, pre-norm transformer layers, mean over patches, head."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def vit() -> WorkloadTask:
 
 @make_workload_builder
 def loud() -> WorkloadTask:
-    """Classify characters by an MLP whose initial weights, and thus its first logits, are far too large."""
+    """Classify characters by an MLP whose initial weights, and thus its initial logits, are far too large."""
 
     def make(num_classes: int) -> nn.Module:
         model = make_mlp(PIXELS_PER_IMAGE, 96, 96, num_classes)
@@ -123,7 +123,7 @@ def labels() -> WorkloadTask:
 def compute_image_moments(images: Tensor) -> Tensor:
     """Compute the image moments of images (n, pixels) up to the second: (n, shapes), in pixels.
 
-    They are: the ink, its mean row and column, the variances of both and their covariance.
+    The moments are: the sum of the ink, its mean row and column, the variances of both and their covariance.
     """
     positions = torch.cartesian_prod(torch.arange(IMAGE_SIDE), torch.arange(IMAGE_SIDE)).float()  # (pixels, 2)
     total = images.sum(1, keepdim=True)  # (n, 1)
@@ -140,7 +140,7 @@ def heads() -> WorkloadTask:
 
     The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
     of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
-    each as a share of what it is for one who guesses the same for all glyphs.
+    each relative to the loss of a constant prediction for all glyphs.
     """
     data = load_ascii()
     shapes = compute_image_moments(data.x)
@@ -178,7 +178,7 @@ class MixtureOfExperts(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Map images (n, pixels) to logits (n, num_classes) and the imbalance, 0-d: 1 where all are equally busy."""
+        """Map images (n, pixels) to logits (n, num_classes) and the load imbalance, 0-d: 1 for equally used experts."""
         x: Tensor = self.stem(images)  # (n, width)
         gate_weights = self.gate(x).softmax(1)  # (n, experts)
         gate_weight, chosen = gate_weights.max(1)  # each (n,)
@@ -207,7 +207,7 @@ class StateSpaceLayer(nn.Module):
     """A linear state-space model of each channel with a diagonal transition, as one long convolution.
 
     A state is x_t = exp(step * (i frequency - decay)) x_(t-1) + step * u_t; the output is the real part of the sum of
-    a channel's states, each times its complex readout, and what goes through: a multiple of u_t.
+    a channel's states, each times its complex readout weight, plus a multiple of u_t.
 
     Source: A. Gu et al. (2022), On the parameterization and initialization of diagonal state space models,
         arXiv 2206.11893: S4D-Lin.
@@ -224,7 +224,7 @@ class StateSpaceLayer(nn.Module):
         self.through = nn.Parameter(torch.randn(STATE_SPACE_CHANNELS))
 
     def make_kernel(self, length: int) -> Tensor:
-        """Compute the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
+        """Compute the impulse response (channels, length): the output 0, 1, ... steps after a unit input."""
         time = self.log_step.exp() * torch.arange(length)  # (channels, length)
         decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
         angle = self.frequency[..., None] * time[:, None]
@@ -241,9 +241,9 @@ class StateSpaceLayer(nn.Module):
 
 @make_workload_builder
 def states() -> WorkloadTask:
-    """Classify characters by a state-space model that reads one pixel at a time, from the mean over time.
+    """Classify characters by the mean output of a state-space model that reads one pixel at a time.
 
-    Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
+    Each layer has a norm, a state-space model, a gated mix of channels, and a residual connection.
     """
     channels = STATE_SPACE_CHANNELS
 
@@ -264,7 +264,7 @@ def states() -> WorkloadTask:
 def prototype() -> WorkloadTask:
     """Classify a few Latin characters by the nearest class mean of embeddings; the seed determines the episodes.
 
-    It is the prototype network's own training, judged on characters that it never saw.
+    This is the training of prototypical networks, validated on characters that are not in the training set.
     """
     data = load_latin()
     classes = torch.arange(data.num_classes)
@@ -286,7 +286,7 @@ def prototype() -> WorkloadTask:
 
 
 def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment pictures (n, 1, side, side) twice: (2 n, 1, side, side), both views of a picture n rows apart."""
+    """Augment each picture (n, 1, side, side) twice: (2 n, 1, side, side); two views of a picture are n rows apart."""
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
     cos, sin = ((1 + MAX_ZOOM * zoom) * side for side in ((MAX_ROTATION * angle).cos(), (MAX_ROTATION * angle).sin()))
     maps = torch.stack((cos, -sin, MAX_SHIFT * right, sin, cos, MAX_SHIFT * down), 1).view(-1, 2, 3)
@@ -296,7 +296,7 @@ def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def contrastive_loss(embeddings: Tensor) -> Tensor:
-    """Compute the cross-entropy, 0-d, of identifying each row's other view, n rows apart, in (2 n, embedding).
+    """Compute the cross-entropy, 0-d, of identifying the other view of each row, n rows apart, in (2 n, embedding).
 
     Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
         arXiv 2002.05709, algorithm 1.
@@ -308,7 +308,7 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 
 @make_workload_builder
 def contrast() -> WorkloadTask:
-    """Learn matching views of one picture, as SimCLR does; the seed determines the views, too."""
+    """Learn embeddings by matching two views of each picture (SimCLR); the seed determines the views, too."""
     data, generator = load_latin(), fixed_generator()
     pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
     novel = data.y % HELD_OUT_COPIES == 0
@@ -328,7 +328,7 @@ def vae() -> WorkloadTask:
     """Learn a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
 
     An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
-    evidence bound, in nats an image.
+    evidence lower bound, in nats per image.
     """
     train, validation = hold_out(load_latin().x, 1000)
 
@@ -370,7 +370,7 @@ class DownscaledLinear(nn.Module):
 
 @make_workload_builder
 def faint() -> WorkloadTask:
-    """Predict the lower half of a character from its upper half; outputs start near 0."""
+    """Predict the lower half of a character from its upper half, with initial outputs near 0."""
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         upper, lower = rows.chunk(2, dim=1)
@@ -384,7 +384,7 @@ def faint() -> WorkloadTask:
 def denoiser() -> WorkloadTask:
     """Remove noise of unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
 
-    Convolutions guess the noise, to be taken away.
+    Convolutions predict the noise, which is subtracted.
 
     Source: K. Zhang et al. (2017), Beyond a Gaussian denoiser: residual learning of deep CNN for image denoising,
         arXiv 1608.03981.
@@ -410,7 +410,7 @@ def denoiser() -> WorkloadTask:
 
 
 class FourierFeatures(nn.Module):
-    """Cosines and sines of learned frequencies of numerical features."""
+    """Fourier features: cosines and sines of numerical features times learned frequencies."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Python's source code: its bytes, tokens and characters as sequences, its words as tables of vectors.
+"""Workloads of Python's source code: its bytes, tokens and characters as sequences, its words as embeddings.
 
-Words train tables of vectors for recommendation, ranking and embeddings: most rows see no gradient in a step, and no
-weight is a matrix that multiplies.
+Words train embedding tables for recommendation, ranking and word vectors: in a step, most rows of a table get no
+gradient, and no weight is a matrix of a linear layer.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ FREQUENT_WORD_THRESHOLD = 1e-3  #: Words with a larger relative frequency are su
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
-    """Compute the cross-entropy of the next symbol in windows (n, 1 + length), 0-d."""
+    """Compute the cross-entropy, 0-d, of the prediction of each next symbol in windows (n, 1 + length)."""
     logits = model(symbols[:, :-1])  # (n, length, vocabulary)
     return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
 
 
 class CausalAttention(nn.Module):
-    """Causal self-attention."""
+    """Causal multi-head self-attention: no position attends to later positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class CausalAttention(nn.Module):
 
 
 def make_gpt() -> nn.Module:
-    """Make pre-norm residual blocks of attention and an MLP, and an untied head."""
+    """Make a GPT: pre-norm residual blocks of attention and MLP, and an output layer with its own weights."""
 
     def make_block() -> nn.Sequential:
         attention = ResidualLayers(nn.LayerNorm(GPT_WIDTH), CausalAttention())
@@ -95,7 +95,7 @@ def make_gpt() -> nn.Module:
 
 @make_workload_builder
 def gpt() -> WorkloadTask:
-    """Predict the next byte by a GPT."""
+    """Predict the next byte of Python source code by a GPT."""
     train, validation = map(encode_ascii, join_sources())
     windows = cut_windows(train, 1 + CONTEXT_LENGTH), cut_windows(validation, 1 + CONTEXT_LENGTH, 64)
     return make_row_task(make_gpt, predict_next, windows, 8)
@@ -103,7 +103,7 @@ def gpt() -> WorkloadTask:
 
 @make_workload_builder
 def gru() -> WorkloadTask:
-    """Predict the next token by a GRU: map (batch, length) to logits (batch, length, vocabulary)."""
+    """Predict the next token of Python source code by a GRU, with logits (batch, length, vocabulary)."""
     sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(VOCABULARY_SIZE - 1)
     token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
@@ -129,7 +129,7 @@ def label_characters(source: str) -> Tensor:
 
 
 def cut_labelled_windows(sources: Iterable[str], n: int | None = None) -> Tensor:
-    """Cut sources into windows of characters and their token types, (n, 2, window) int64."""
+    """Cut sources into windows of characters and of their token types: (n, 2, window) int64, all windows or ``n``."""
     texts = list(itertools.islice(sources, MODULES))
     characters, kinds = encode_ascii("".join(texts)), torch.cat(list(map(label_characters, texts)))
     return torch.stack([cut_windows(symbols, 64, n) for symbols in (characters, kinds)], dim=1)
@@ -163,7 +163,7 @@ def syntax() -> WorkloadTask:
 
 
 def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.Module:
-    """Make low-dimensional vectors of users and of items, and tables of biases that start at 0."""
+    """Make the embeddings of users and of items (matrix factors), and tables of biases that start at 0."""
     vectors = [nn.Embedding(count, FACTOR_DIM) for count in (num_users, num_items)]
     tables = [nn.Embedding(count, 1) for count in biases]
     for table in vectors:
@@ -175,7 +175,7 @@ def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.
 
 @functools.cache
 def load_pairs() -> Tensor:
-    """Load pairs of a function, the user, and a word in it, the item: (n, 2) int64, in random order."""
+    """Load pairs of a function (the user) and a word in the function (the item): (n, 2) int64, in random order."""
     bodies = re.split(r"^ *(?:async )?def ", "".join(join_sources()), flags=re.M)
     functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
     counts = Counter(word for words in functions for word in words)
@@ -216,10 +216,10 @@ def recommender() -> WorkloadTask:
 def ranking() -> WorkloadTask:
     """Rank the words that a function uses above random words, which depend on the seed.
 
-    Some three words of each function are known.
+    About three words of each function are in the training set.
 
     Source: S. Rendle et al. (2009), BPR: Bayesian personalized ranking from implicit feedback, arXiv 1205.2618; here
-        a word that the function happens to use may be drawn as another, one time in fifty or less.
+        at most 2 % of the random words are words that the function uses.
     """
     pairs = load_pairs()
     num_users, num_items = (pairs.amax(0) + 1).tolist()
@@ -239,9 +239,9 @@ def ranking() -> WorkloadTask:
 
 
 def load_words() -> tuple[Tensor, Tensor, Tensor]:
-    """Load windows (n, 1 + 2 * reach) of words for training and for validation, and word weights (vocabulary,).
+    """Load word windows (n, 1 + 2 * CONTEXT_RADIUS) for training and for validation, and word weights (vocabulary,).
 
-    Frequent words are left out at random, the oftener the more frequent they are, and rare ones always.
+    Frequent words are left out at random, with a probability that rises with their frequency; rare words are left out.
     """
     sides = [WORD_PATTERN.findall(text) for text in join_sources()]
     common = Counter(sides[0]).most_common(VOCABULARY)

@@ -1,4 +1,4 @@
-"""Streams: batches are sampled from a generative process, so that no row repeats.
+"""Workloads with streams of data: batches are sampled from a generative process, so that no row repeats.
 
 Overfitting is impossible here: training and validation losses are limited by the number of steps alone.
 """
@@ -62,7 +62,7 @@ def make_stream_task(
 
 @make_workload_builder
 def grammar() -> WorkloadTask:
-    """Predict the next symbol of texts by a GPT: it depends on the two before it, and on the text's topic."""
+    """Predict the next symbol of a text by a GPT: it depends on the previous two symbols and on the text's topic."""
     generator = fixed_generator()
     before, last, after = (torch.randn(N_SYMBOLS, 8, generator=generator) for _ in range(3))
     topics = torch.randn(N_TOPICS, 1, 1, 8, generator=generator)
@@ -86,7 +86,7 @@ def batch_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
 
 @make_workload_builder
 def petals() -> WorkloadTask:
-    """Count a flower's petals by convolutions."""
+    """Count the petals of a drawn flower by convolutions."""
 
     def make() -> nn.Module:
         convolutions = make_convolutions(1, 12, 24, 32, stride=2)
@@ -107,7 +107,7 @@ def petals() -> WorkloadTask:
 
 @make_workload_builder
 def hops() -> WorkloadTask:
-    """Predict the distance of a node from a marked one in edges, by means over neighbours."""
+    """Predict the distance, in edges, of a node from a marked node of a random graph, by means over neighbours."""
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         upper = (torch.rand(n, N_NODES, N_NODES, generator=generator) < EDGE_PROBABILITY).float().triu(1)
@@ -164,7 +164,7 @@ def regress() -> WorkloadTask:
 def tastes() -> WorkloadTask:
     """Predict whether a user likes an item; item frequencies are skewed.
 
-    The logit is the dot product of a person's and a thing's vector, plus their biases, as is the truth.
+    The logit is the dot product of a user's and an item's vector, plus their biases, as in the true model.
     """
     generator = fixed_generator()
     people, things = (torch.randn(count, FACTOR_DIM // 2, generator=generator) for count in (N_USERS, N_ITEMS))
@@ -187,7 +187,7 @@ def tastes() -> WorkloadTask:
 
 @make_workload_builder
 def teacher() -> WorkloadTask:
-    """Classify rows labelled by a network of random weights."""
+    """Classify rows that are labelled by a network with random weights (the teacher)."""
     generator = fixed_generator()
     first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
     second = torch.randn(24, CLASSES, generator=generator)
@@ -243,7 +243,7 @@ def jumps() -> WorkloadTask:
 
 @make_workload_builder
 def surface() -> WorkloadTask:
-    """Learn a smooth function of a few coordinates, without noise: the minimum loss is 0."""
+    """Fit a smooth function of a few coordinates, without noise; the minimum loss is 0."""
     generator = fixed_generator()
     waves = 2.5 * torch.randn(PLACES, BENDS, generator=generator)
     phases = 2 * math.pi * torch.rand(BENDS, generator=generator)
@@ -285,21 +285,21 @@ def spring() -> WorkloadTask:
 
 
 class DeepSetsOfCards(nn.Module):
-    """A permutation-invariant network of cards (deep sets): the sum of embeddings between two small networks."""
+    """A permutation-invariant network (deep sets): one MLP embeds each card, another maps the sum to logits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.card, self.hand = make_mlp(NUMBERS_PER_CARD, 48, 48), make_mlp(48, 48, 48, 1 + CARDS_PER_HAND)
 
     def forward(self, cards: Tensor) -> Tensor:
-        """Map hands (n, cards, worth) to logits (n, 1 + cards)."""
+        """Map hands of cards (n, cards, numbers per card) to logits (n, 1 + cards)."""
         logits: Tensor = self.hand(self.card(cards).relu().sum(1))
         return logits
 
 
 @make_workload_builder
 def kinds() -> WorkloadTask:
-    """Count the kinds of cards in a hand; the minimum loss is 0."""
+    """Count the different kinds of cards in a hand of cards; the minimum loss is 0."""
     numbers = torch.randn(KINDS, NUMBERS_PER_CARD, generator=fixed_generator())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
