@@ -33,7 +33,7 @@ from solution.pack import library_files
 
 DEBYE_ORDER, DEBYE_TERMS = 30.0, 7  # from this order on the expansion is exact to 1e-11
 ROWS_PER_CHUNK = 1024  # query rows scored at once
-OURS, BAYES = "ours", "bayes"
+SOLVER, BAYES = "ours", "bayes"
 #: Methods beside the solver, in the order of the table: names of baselines, None for the Bayes rule.
 METHODS = {
     "nearest_mean": "nearest-mean",
@@ -189,14 +189,14 @@ def run(options: argparse.Namespace) -> StudyReport:
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
         pairs: list[tuple[str, int | None]] = [(name, None) for name in methods]
-        pairs += [(OURS, limit) for limit in options.limits]
+        pairs += [(SOLVER, limit) for limit in options.limits]
         for n_train, n_val in options.shots:
             for seed in seeds:
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
                 runs += [MethodRun(*draw, *pair) for pair in pairs]
     data, others = "protonet/datasets/synthetic.py", ("analysis/shared/baselines.py", "analysis/contest/draws.py")
     codes = hash_sources(data, *others, "protonet/losses.py"), hash_sources(data, *library_files())
-    rows = summarise(run_all(runs, run_method, options.state, lambda run: codes[run.method == OURS], unit="result"))
+    rows = summarise(run_all(runs, run_method, options.state, lambda run: codes[run.method == SOLVER], unit="result"))
     return StudyReport(rows, tabulate(rows))
 
 
@@ -210,7 +210,7 @@ def run_method(run: MethodRun) -> dict[str, Any]:
     """Measure accuracy in [0, 1] (None if the method does not apply), parameters and seconds of a run."""
     split = sample_dataset(*run[:6])
     started, parameters = time.perf_counter(), None
-    if run.method == OURS:
+    if run.method == SOLVER:
         metadata = {"num_classes": run.num_classes, "input_dim": run.dim, "param_limit": run.limit}
         network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata)
         parameters = network.count_parameters()
@@ -237,13 +237,13 @@ def predict_test_rows(split: Split, method: str) -> Tensor | None:
 def summarise(results: Mapping[MethodRun, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Group results by family, shots and limit: accuracies in percent, and parameters and seconds of the solver."""
     rows = []
-    for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == OURS):
+    for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == SOLVER):
         selected = {run: result for run, result in results.items() if run[:3] == key and run.limit in {None, limit}}
-        percent: dict[str, list[float]] = {OURS: []}
+        percent: dict[str, list[float]] = {SOLVER: []}
         for run, result in selected.items():
             if result["accuracy"] is not None:
                 percent.setdefault(run.method, []).append(100 * result["accuracy"])
-        ours = [result for run, result in selected.items() if run.method == OURS]
+        ours = [result for run, result in selected.items() if run.method == SOLVER]
         row = {"family": key[0], "shots": f"{key[1]}+{key[2]}", "limit": limit, "percent": percent}
         rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
     return rows
@@ -258,7 +258,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         percent = row["percent"]
-        ours, bayes = percent[OURS], percent.get(BAYES, [])
+        ours, bayes = percent[SOLVER], percent.get(BAYES, [])
         line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
         line.append(format_mean(subtract_pairs(bayes, ours), sign=True))
         for method in shown:

@@ -20,15 +20,15 @@ from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 #: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
 ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
-Sampled = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
+SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
-Family = Callable[[torch.Generator, int, int, int, Tensor], Sampled]
+Family = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
 NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
 LEVELS = 12  #: Maximal number of levels of a category.
-COPIES = 4  #: New rows that repeat labelled rows, so that the transformer learns what an equal row with a label means.
+N_REPEATED = 4  #: New rows that repeat labelled rows: the transformer learns what an equal row with a label means.
 
 
-def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> Sampled:
+def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> SampledTables:
     """Generate synthetic tables: values (tables, rows, columns) and 2 to ``max_classes`` classes (tables, rows)."""
     drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
     values, classes = [], []
@@ -107,7 +107,7 @@ def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even:
     return torch.minimum(classes, (counts - 1)[:, None])
 
 
-def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate tables by a structural causal model: columns and class are nodes; the class is binned, or an argmax."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
     z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
@@ -135,7 +135,7 @@ def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: in
     return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
 
 
-def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate columns given the class: location and scale differ between classes; some classes have several modes."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
@@ -160,7 +160,7 @@ def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: in
     return mean.gather(1, component) + spread.gather(1, component) * noise, y
 
 
-def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate classes from thresholds on a few columns: a class is a box of the thresholds, or a bin of their sum."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
@@ -179,7 +179,7 @@ def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
 
-def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
     x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
     dense = _normal(generator, tables, columns, inner)
@@ -196,7 +196,7 @@ def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: in
     return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
 
 
-def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
@@ -216,7 +216,7 @@ def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
-def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
     """Generate classes that are regions: a row has the class of the nearest of several centres in 1 to 4 columns."""
     x = _draw_causes(generator, tables, rows, columns)
     used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
@@ -286,8 +286,8 @@ def make_episodes(
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # classes are balanced, or as frequent as in the table
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
-    new_rows = torch.multinomial(others, new - COPIES, generator=generator)
-    again = chosen[:, torch.randint(labelled, (COPIES,), generator=generator)]
+    new_rows = torch.multinomial(others, new - N_REPEATED, generator=generator)
+    again = chosen[:, torch.randint(labelled, (N_REPEATED,), generator=generator)]
     order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)

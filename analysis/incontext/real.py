@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
+from analysis.incontext.episodes import LEVELS, N_REPEATED, Columns, Episodes, read_columns
 from analysis.real_data.sets import (
     INSTALL_REMEDY,
     TABLES_PER_HELD_OUT_TABLE,
@@ -86,8 +86,8 @@ def _draw_episode(
         weight = 1 / np.bincount(classes[rows])[classes[rows]]
         order = rng.choice(rows, len(rows), replace=False, p=weight / weight.sum())
     chosen = order[:labelled]
-    new_rows = rng.permutation(order[labelled:])[: new - COPIES]
-    selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=COPIES)]])
+    new_rows = rng.permutation(order[labelled:])[: new - N_REPEATED]
+    selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=N_REPEATED)]])
     if len(np.unique(classes[chosen])) < 2:
         return None
     others = [index for index, column in enumerate(table) if index != label and not (numeric and column.category)]

@@ -33,16 +33,16 @@ from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_wei
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 
 #: Numbers of labelled rows and maximal columns of tasks from real tables; episodes of each task.
-REAL_SIZES, REPEATS = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
+REAL_SIZES, EPISODES_PER_REAL_TASK = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
 #: Numbers of labelled rows, columns and minimal rows per class of synthetic tasks; tables of each size.
 SYNTHETIC_SIZES = ((6, 4, 2), (12, 8, 3), (25, 20, 5), (50, 10, 10), (100, 6, 20), (180, 12, 30))
-SYNTHETIC_COUNT = 32
-SCALES = torch.logspace(0.3, 1.7, 15)  #: Factors of the cosines; the log loss is that of the best one.
+SYNTHETIC_TABLES = 32
+COSINE_SCALES = torch.logspace(0.3, 1.7, 15)  #: Factors of the cosines; the log loss is that of the best one.
 #: Numbers of labelled rows, columns and minimal rows per class of the comparison; tables of each size.
-SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 192
-#: Tables between two lines of the log; a line evaluates every ``LOG_STRIDE``-th validation task.
-LOG_INTERVAL, LOG_STRIDE = 250_000, 6
-STEPS_SHOWN = 50  #: Number of steps over which the loss in the progress bar is averaged.
+COMPARED_SIZES, N_COMPARED = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 192
+#: Tables between two lines of the log; a line evaluates every ``LOG_TASK_STEP``-th validation task.
+TABLES_PER_LOG_LINE, LOG_TASK_STEP = 250_000, 6
+LOSS_AVERAGING_STEPS = 50  #: Number of steps over which the loss in the progress bar is averaged.
 TABLE_NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
@@ -91,11 +91,11 @@ def draw_tasks() -> list[Task]:
             for numeric, width in ((False, table.width), (True, table.numeric_width)):
                 columns = min(max_columns, int(width[0]))
                 if columns >= 2:
-                    drawn = table.draw(generator, REPEATS, labelled, NEW_ROWS, columns, numeric=numeric)
+                    drawn = table.draw(generator, EPISODES_PER_REAL_TASK, labelled, NEW_ROWS, columns, numeric=numeric)
                     if drawn is not None:
                         tasks.append(Task("numeric" if numeric else "mixed", index, labelled, drawn))
     for labelled, columns, per_class in SYNTHETIC_SIZES:
-        for _ in range(SYNTHETIC_COUNT // 8):
+        for _ in range(SYNTHETIC_TABLES // 8):
             drawn = make_episodes(generator, 8, labelled, NEW_ROWS, columns, per_class)
             tasks.append(Task("synthetic", -1, labelled, drawn))
     return tasks
@@ -112,8 +112,8 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
         scored, truth = known[:, n:], classes[:, n:]
         count = scored.sum(dim=1).clamp_min(1)
         accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)
-        log_probabilities = (SCALES[:, None, None, None] * cosines).log_softmax(dim=3)
-        loss = -log_probabilities.gather(3, truth.expand(len(SCALES), *truth.shape)[..., None]).squeeze(3)
+        log_probabilities = (COSINE_SCALES[:, None, None, None] * cosines).log_softmax(dim=3)
+        loss = -log_probabilities.gather(3, truth.expand(len(COSINE_SCALES), *truth.shape)[..., None]).squeeze(3)
         losses.append(loss.masked_fill(~scored, 0).sum(dim=2) / count)
     loss = torch.cat(losses, dim=1)  # (scales, episodes)
     return Scores(100 * torch.cat(accuracy).numpy(), loss[loss.mean(dim=1).argmin()].numpy())
@@ -157,17 +157,17 @@ def run(options: argparse.Namespace) -> StudyReport:
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
     tasks = draw_tasks()
-    log = _train(trainer, path, tasks[::LOG_STRIDE])
+    log = _train(trainer, path, tasks[::LOG_TASK_STEP])
     flat = trainer.flat_weights()
     rows: dict[str, Any] = {"log": log, "comparison": compare(flat, present)}
-    table = tabulate(rows["comparison"]) + TABLE_NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables)
+    table = tabulate(rows["comparison"]) + TABLE_NOTE.format(count=N_COMPARED, size=WEIGHT_COUNT, tables=trainer.tables)
     if present is not None:
         rows["validation"] = validate(flat, present, tasks)
         table += "\n" + tabulate_validation(rows["validation"]) + VALIDATION_NOTE
     if options.write and (present is None or is_better(rows["validation"])):
         write_atomically(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
     lines = [[f"{row['tables']:,}", f"{row['accuracy']:.2f}", f"{row['loss']:.4f}"] for row in log]
-    table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_STRIDE)
+    table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_TASK_STEP)
     return StudyReport(rows, table)
 
 
@@ -189,10 +189,10 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[Task]) -> list[dict[str
         def progress(count: int, loss: Tensor) -> None:
             losses.append(loss)
             bar.update(count)
-            if len(losses) == STEPS_SHOWN:  # reading a tensor waits for the GPU
+            if len(losses) == LOSS_AVERAGING_STEPS:  # reading a tensor waits for the GPU
                 bar.set_postfix(loss=f"{float(torch.stack(losses).mean()):.3f}", refresh=False)
                 losses.clear()
-            if trainer.tables // LOG_INTERVAL > (trainer.tables - count) // LOG_INTERVAL:
+            if trainer.tables // TABLES_PER_LOG_LINE > (trainer.tables - count) // TABLES_PER_LOG_LINE:
                 evaluate()
 
         if not log:
@@ -235,12 +235,12 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
     real = load_part("comparison")
     rows: list[dict[str, Any]] = []
     for kind in ("synthetic", "real"):
-        for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
+        for labelled, columns, per_class in tqdm(COMPARED_SIZES, unit="size", desc=kind, dynamic_ncols=True):
             generator = torch.Generator().manual_seed(labelled)
             if kind == "real":
-                drawn = real.draw(generator, COUNT, labelled, NEW_ROWS, columns)
+                drawn = real.draw(generator, N_COMPARED, labelled, NEW_ROWS, columns)
             else:
-                drawn = make_episodes(generator, COUNT, labelled, NEW_ROWS, columns, per_class)
+                drawn = make_episodes(generator, N_COMPARED, labelled, NEW_ROWS, columns, per_class)
             if drawn is not None:
                 scores = _evaluate(networks, drawn, labelled)
                 rows.append({"tables": kind, "labelled": labelled, "columns": columns, **scores})

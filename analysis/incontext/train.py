@@ -34,7 +34,7 @@ NEW_ROWS = 28  #: New rows of a training table.
 CELLS_PER_STEP = {"cpu": 8_000, "cuda": 64_000}  #: Approximate number of cells of a step, by device.
 #: Sizes of tables that are sampled. There are not too many sizes, because a GPU compiles a step for each.
 FEW_ROWS, MANY_ROWS = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
-COLUMNS, ROWS_PER_CLASS = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
+COLUMN_CHOICES, ROWS_PER_CLASS_CHOICES = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
 FEW_ROWS_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_ROWS``.
 MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
 WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
@@ -55,9 +55,9 @@ def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int,
         return values[int(torch.randint(len(values), (), generator=generator))]
 
     labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW_ROWS_PROBABILITY else MANY_ROWS)
-    columns = draw(COLUMNS)
+    columns = draw(COLUMN_CHOICES)
     tables = max(2, round(cells / ((2 * labelled + NEW_ROWS) * (columns + 1))))
-    return tables, labelled, columns, draw(ROWS_PER_CLASS)
+    return tables, labelled, columns, draw(ROWS_PER_CLASS_CHOICES)
 
 
 class Batches(Dataset[tuple[Episodes, int]]):

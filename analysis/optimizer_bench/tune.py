@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> StudyReport:
         known = next((baseline["setting"] for baseline in baselines.get(name, {}).values()), None)
         start = known and AdamWSetting(**known | {"betas": tuple(known["betas"])})
         tasks.append(TuningTask(name, file, tuple(options.steps), start, options.state, options.coarse))
-    tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
+    tuned = run_all(tasks, tune_workload, options.state, _list_baseline_inputs, unit="workload", jobs=options.jobs)
     for task, result in tuned.items():
         if not all(baseline["target"] < baseline["initial"] for baseline in result.values()):
             raise_input_error("--workloads", "have what AdamW can train", task.workload, "Leave it out, or mend it.")
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     return StudyReport(rows, format_table(list(TABLE_COLUMNS), cells))
 
 
-def _identify(task: TuningTask) -> list[object]:
+def _list_baseline_inputs(task: TuningTask) -> list[object]:
     """List the inputs that determine the baselines of a workload, for the journal."""
     run = TrainingRun(task.workload, task.file, SEEDS[0], task.steps[0], AdamWSetting())
     return [*runs.identify_run(run), hash_sources(SOURCE_FILE)]
@@ -104,7 +104,7 @@ def _identify(task: TuningTask) -> list[object]:
 
 def tune_workload(task: TuningTask) -> dict[str, Baseline]:
     """Tune AdamW on a workload; return the baseline of each horizon."""
-    code = _identify(task)[:-1]  # a run does not depend on the code of the search
+    code = _list_baseline_inputs(task)[:-1]  # a run does not depend on the code of the search
 
     @functools.cache
     def train(setting: AdamWSetting, seed: int, max_steps: int) -> LossCurve:

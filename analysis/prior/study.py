@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.prior.tasks import MeasuredTask, load_measured, measure_task
-from analysis.real_data.sets import DATASETS, MIXED_RELATIVES
+from analysis.real_data.sets import DATASETS, REPORTED_TABLE_NAMES
 from analysis.shared.runner import StudyParser, StudyReport, run_all
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
@@ -43,8 +43,8 @@ MAX_TEST_ROWS = 120
 FOLDS = 4  #: Folds of families of data sets.
 COMPARED_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
 #: Names of data sets that share rows with each set of `analysis.real_data.sets`.
-VOWELS = {"spectra", "JapaneseVowels"}
-FAMILIES = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
+JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
+FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
 PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
 MIXED_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if options.write:
         write_prior(train_prior(batch, epochs=options.epochs))
         LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
-        for name, family in [*FAMILIES.items(), (MIXED_NAME, MIXED_RELATIVES)]:
+        for name, family in [*FAMILIES.items(), (MIXED_NAME, REPORTED_TABLE_NAMES)]:
             used = torch.tensor([task.family not in family for task in tasks])
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
             (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")

@@ -178,7 +178,7 @@ PIPELINES: dict[str, Method] = {
     ),
 }
 METHODS = PROTONET_METHODS | PIPELINES
-QUANTITIES = (
+COMPARED_QUANTITIES = (
     ComparedQuantity("accuracy", "accuracy, %", sign=1),
     ComparedQuantity("recall", "mean recall, %"),
     ComparedQuantity("log_loss", "log-loss", sign=-1),
@@ -249,6 +249,6 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     text += TABLE_NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
-        table = tabulate_methods(group, QUANTITIES, titles, PIPELINES)
+        table = tabulate_methods(group, COMPARED_QUANTITIES, titles, PIPELINES)
         text += f"\n**{shots} rows per class**, {plural(len(group), 'table')}:\n\n{table}"
     return text

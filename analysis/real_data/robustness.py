@@ -65,7 +65,7 @@ METHOD_TITLES = {  #: In the tables.
 }
 #: Minimal and maximal shots of each summary.
 SHOT_GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
-QUANTITIES = (
+COMPARED_QUANTITIES = (
     ComparedQuantity("percent", "accuracy, %", sign=1),
     ComparedQuantity("log_loss", "log-loss", digits=3, sign=-1),
     ComparedQuantity("calibration_error", "calibration error", sign=-1, factor=100),
@@ -194,7 +194,7 @@ def tabulate(rows: Sequence[Row]) -> str:
     for title, (low, high) in SHOT_GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
-            table = tabulate_methods(group, QUANTITIES, methods, BASELINES)
+            table = tabulate_methods(group, COMPARED_QUANTITIES, methods, BASELINES)
             text += f"\n**{title}**, {plural(len(group), 'row')}:\n\n{table}"
     return text
 

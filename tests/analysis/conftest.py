@@ -45,11 +45,11 @@ LESS: dict[str, dict[str, object]] = {
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},
-        "analysis.incontext.study.SIZES": ((6, 3, 3),),
-        "analysis.incontext.study.COUNT": 4,
+        "analysis.incontext.study.COMPARED_SIZES": ((6, 3, 3),),
+        "analysis.incontext.study.N_COMPARED": 4,
         "analysis.incontext.study.REAL_SIZES": ((6, 3),),
         "analysis.incontext.study.SYNTHETIC_SIZES": ((6, 3, 3),),
-        "analysis.incontext.study.SYNTHETIC_COUNT": 8,
+        "analysis.incontext.study.SYNTHETIC_TABLES": 8,
     }
 }
 

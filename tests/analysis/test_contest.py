@@ -15,7 +15,7 @@ import torch
 
 from analysis.__main__ import main
 from analysis.contest import draws
-from analysis.contest.draws import OURS, MethodRun, summarise, tabulate
+from analysis.contest.draws import SOLVER, MethodRun, summarise, tabulate
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import evaluate, measure_peak_memory
 from protonet import solve
@@ -119,21 +119,21 @@ def test_public_configuration(
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
     rows = make_report("contest-draws").rows
     assert [(row["family"], row["limit"]) for row in rows] == [("isotropic", 0), ("class_noise", 0)]
-    assert set(rows[0]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
-    assert set(rows[1]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert set(rows[0]["percent"]) == {SOLVER, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
+    assert set(rows[1]["percent"]) == {SOLVER, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
     assert rows[0]["parameters"] == [0]
     split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
     network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert (rows[1]["percent"][OURS], rows[1]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
+    assert (rows[1]["percent"][SOLVER], rows[1]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
 
 def test_statistics() -> None:
-    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
+    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], SOLVER: [0.8, 0.9]}
     results = {
-        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == OURS else None): {
+        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == SOLVER else None): {
             "accuracy": accuracies[method][seed],
             "parameters": 1000 + seed,
             "seconds": 1.0,

@@ -170,7 +170,7 @@ def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pyt
     monkeypatch.setattr(real, "load_tables", make_tables)
     monkeypatch.setattr(study, "REAL_SIZES", ((6, 3),))
     monkeypatch.setattr(study, "SYNTHETIC_SIZES", ((6, 3, 3),))
-    monkeypatch.setattr(study, "SYNTHETIC_COUNT", 8)
+    monkeypatch.setattr(study, "SYNTHETIC_TABLES", 8)
     tasks = draw_tasks()
     assert {task.group for task in tasks} == {"mixed", "numeric", "synthetic"}
     scores = score(0.2 * torch.randn(WEIGHT_COUNT, generator=torch.Generator().manual_seed(0)), tasks)

@@ -30,12 +30,12 @@ from analysis.optimizer_bench.workload import (
 DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
-COMMON = 6  #: Maximum number of functions with one name; more frequent names are uninformative.
+MAX_FUNCTIONS_PER_NAME = 6  #: Maximum number of functions with one name; more frequent names are uninformative.
 N_WORD_FEATURES = 256  #: Features: whether a body has each of the commonest words.
 SAMPLED_NEIGHBOURS = 5  #: Neighbours drawn of each node.
-HEADS, SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
+ATTENTION_HEADS, ATTENTION_SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
 N_MODULES, LABELLED_PER_MODULE = 8, 6  #: The convolution's: modules, the largest ones, and labelled functions of each.
-HIDDEN, DROPOUT = 16, 0.5
+HIDDEN_WIDTH, DROPOUT = 16, 0.5
 
 
 class Graph(NamedTuple):
@@ -75,7 +75,7 @@ def load_graph() -> Graph:
     adjacent = [{node} for node in range(len(names))]
     for node, body in enumerate(bodies):
         for word in body & nodes_of.keys():
-            if len(nodes_of[word]) <= COMMON:
+            if len(nodes_of[word]) <= MAX_FUNCTIONS_PER_NAME:
                 adjacent[node] |= nodes_of[word]
                 for other in nodes_of[word]:
                     adjacent[other].add(node)
@@ -112,10 +112,10 @@ class GraphAttention(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.features = nn.Linear(inputs, HEADS * width, bias=False)
-        self.from_self = nn.Parameter(torch.empty(HEADS, width))
-        self.from_near = nn.Parameter(torch.empty(HEADS, width))
-        self.bias = nn.Parameter(torch.zeros(HEADS, width))
+        self.features = nn.Linear(inputs, ATTENTION_HEADS * width, bias=False)
+        self.from_self = nn.Parameter(torch.empty(ATTENTION_HEADS, width))
+        self.from_near = nn.Parameter(torch.empty(ATTENTION_HEADS, width))
+        self.bias = nn.Parameter(torch.zeros(ATTENTION_HEADS, width))
         for parameter in (self.features.weight, self.from_self, self.from_near):
             nn.init.xavier_uniform_(parameter)
 
@@ -125,7 +125,7 @@ class GraphAttention(nn.Module):
         others = self.features(near).unflatten(-1, self.bias.shape)  # (..., k, heads, width)
         values = torch.cat((node_features, others), -3)  # (..., 1 + k, heads, width)
         scores = (node_features * self.from_self).sum(-1) + (values * self.from_near).sum(-1)  # (..., 1 + k, heads)
-        weights = F.leaky_relu(scores, SLOPE).softmax(-2)
+        weights = F.leaky_relu(scores, ATTENTION_SLOPE).softmax(-2)
         return torch.add((weights[..., None] * values).sum(-3), self.bias)
 
 
@@ -173,7 +173,7 @@ def gat() -> WorkloadTask:
     """Classify functions by module with graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make(num_classes: int) -> nn.Module:
-        return nn.ModuleList([GraphAttention(N_WORD_FEATURES, 16), GraphAttention(HEADS * 16, num_classes)])
+        return nn.ModuleList([GraphAttention(N_WORD_FEATURES, 16), GraphAttention(ATTENTION_HEADS * 16, num_classes)])
 
     def between(x: Tensor) -> Tensor:
         return F.elu(x).flatten(-2)
@@ -204,21 +204,21 @@ def gcn() -> WorkloadTask:
     train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]
 
     def make() -> nn.Module:
-        layers = [nn.Linear(N_WORD_FEATURES, HIDDEN), nn.Linear(HIDDEN, N_MODULES)]
+        layers = [nn.Linear(N_WORD_FEATURES, HIDDEN_WIDTH), nn.Linear(HIDDEN_WIDTH, N_MODULES)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         return nn.ModuleList(layers)
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        stays = torch.rand(N_WORD_FEATURES + HIDDEN, generator=generator) >= DROPOUT
+        stays = torch.rand(N_WORD_FEATURES + HIDDEN_WIDTH, generator=generator) >= DROPOUT
         return nodes, stays / (1 - DROPOUT)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (first, second), (nodes, scale) = model.children(), batch
-        before, between = scale.split([N_WORD_FEATURES, HIDDEN])
+        before, between = scale.split([N_WORD_FEATURES, HIDDEN_WIDTH])
         hidden = (mixing @ first(x * before)).relu() * between  # (n, hidden)
         return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
 
-    held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN)
+    held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN_WIDTH)
     return WorkloadTask(make, loss, shuffle_batches(train, len(train), draw), held_out)

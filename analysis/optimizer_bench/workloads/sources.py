@@ -37,14 +37,14 @@ from analysis.optimizer_bench.workload import (
 )
 
 N_ASCII_SYMBOLS, CONTEXT_LENGTH, GPT_WIDTH, HEADS = 128, 32, 64, 4
-VOCABULARY_SIZE, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
+VOCABULARY_SIZE, SEQUENCE_LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
 #: Kinds of tokens; white space and line ends are of kind 0.
 TOKEN_TYPES = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
 KEYWORD_CLASS = len(TOKEN_TYPES)  #: An additional kind, which tokenize counts among names.
-MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
+N_MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
 FACTOR_DIM = 16  #: Length of a user's or an item's vector.
 UNUSED_WORDS_PER_WORD = 4  #: Words drawn for each that a function uses, as not used.
-VOCABULARY, WIDTH = 4096, 32
+N_EMBEDDED_WORDS, WORD_VECTOR_DIM = 4096, 32
 CONTEXT_RADIUS = 4  #: Words to either side that are a word's context.
 #: The columns of a window that are not its centre.
 CONTEXT_COLUMNS = torch.tensor([column for column in range(1 + 2 * CONTEXT_RADIUS) if column != CONTEXT_RADIUS])
@@ -108,7 +108,7 @@ def gru() -> WorkloadTask:
     common = Counter(sides[0]).most_common(VOCABULARY_SIZE - 1)
     token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
     train, validation = (torch.tensor([token_ids.get(token, 0) for token in side]) for side in sides)  # (size,)
-    windows = cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
+    windows = cut_windows(train, 1 + SEQUENCE_LENGTH), cut_windows(validation, 1 + SEQUENCE_LENGTH, 128)
 
     def make() -> nn.Module:
         embedding, states = nn.Embedding(VOCABULARY_SIZE, 48), RecurrentStates(nn.GRU(48, 80, batch_first=True))
@@ -130,7 +130,7 @@ def label_characters(source: str) -> Tensor:
 
 def cut_labelled_windows(sources: Iterable[str], n: int | None = None) -> Tensor:
     """Cut sources into windows of characters and of their token types: (n, 2, window) int64, all windows or ``n``."""
-    texts = list(itertools.islice(sources, MODULES))
+    texts = list(itertools.islice(sources, N_MODULES))
     characters, kinds = encode_ascii("".join(texts)), torch.cat(list(map(label_characters, texts)))
     return torch.stack([cut_windows(symbols, 64, n) for symbols in (characters, kinds)], dim=1)
 
@@ -244,7 +244,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
     Frequent words are left out at random, with a probability that rises with their frequency; rare words are left out.
     """
     sides = [WORD_PATTERN.findall(text) for text in join_sources()]
-    common = Counter(sides[0]).most_common(VOCABULARY)
+    common = Counter(sides[0]).most_common(N_EMBEDDED_WORDS)
     word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
     chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
@@ -271,9 +271,9 @@ def words() -> WorkloadTask:
     signs = torch.tensor([1.0] + [-1.0] * NEGATIVE_SAMPLES)
 
     def make() -> nn.Module:  # a vector of each word as a centre, and one as context
-        tables = [nn.Embedding(VOCABULARY, WIDTH) for _ in range(2)]
+        tables = [nn.Embedding(N_EMBEDDED_WORDS, WORD_VECTOR_DIM) for _ in range(2)]
         for table in tables:  # word2vec's zeros for one would give the other no first gradient
-            nn.init.uniform_(table.weight, -0.5 / WIDTH, 0.5 / WIDTH)
+            nn.init.uniform_(table.weight, -0.5 / WORD_VECTOR_DIM, 0.5 / WORD_VECTOR_DIM)
         return nn.ModuleList(tables)
 
     def draw(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

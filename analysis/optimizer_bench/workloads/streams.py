@@ -31,25 +31,25 @@ VALIDATION_SEED = 2**31  #: Seed of the validation batch, which no run uses.
 #: Topics, symbols and length of texts; the topic determines the transition probabilities.
 N_TOPICS, N_SYMBOLS, TEXT_LENGTH = 4, 64, 16
 #: Petals of flowers, pixels per side, and standard deviation of the noise.
-PETAL_COUNTS, SIDE, BLUR = range(2, 10), 20, 0.35
+PETAL_COUNTS, FLOWER_SIDE, FLOWER_NOISE = range(2, 10), 20, 0.35
 #: Nodes of graphs, edge probability, and the class of all larger distances.
 N_NODES, EDGE_PROBABILITY, MAX_DISTANCE = 20, 0.09, 6
-POINTS_IN_CONTEXT, INPUTS, UNKNOWN = 12, 4, 6  #: Points and inputs of a linear function; points to predict.
+POINTS_IN_CONTEXT, FUNCTION_INPUTS, N_PREDICTED = 12, 4, 6  #: Points and inputs of a function; predicted points.
 N_USERS, N_ITEMS = 800, 500
-COLUMNS, CLASSES = 32, 10
+TEACHER_INPUTS, TEACHER_CLASSES = 32, 10
 SAMPLES, WARMUP_SAMPLES = 16, 5  #: Samples of a chord, and samples before the first forecast in the loss.
-PLACES, BENDS = 3, 12  #: Coordinates of a surface, and number of waves in it.
+SURFACE_COORDINATES, SURFACE_WAVES = 3, 12  #: Coordinates of a surface, and number of waves in it.
 #: Samples of a spring, samples before the first forecast, and cubic stiffness.
-PUSHED, WARMUP_STEPS, STIFF = 20, 4, 0.25
-CARDS_PER_HAND, KINDS, NUMBERS_PER_CARD = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
+SPRING_SAMPLES, WARMUP_STEPS, CUBIC_STIFFNESS = 20, 4, 0.25
+CARDS_PER_HAND, CARD_KINDS, CARDS_PER_KIND = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
 #: Samples of a signal, jump probability, and standard deviation of the noise.
 SIGNAL_LENGTH, JUMP_PROBABILITY, SIGNAL_NOISE = 64, 0.06, 0.4
 
-Draw = Callable[[int, torch.Generator], Any]  #: Samples a batch, given the number of rows.
+SampleBatch = Callable[[int, torch.Generator], Any]  #: Samples a batch, given the number of rows.
 
 
 def make_stream_task(
-    make: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], Tensor], draw: Draw, size: int, held_out: int
+    make: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], Tensor], draw: SampleBatch, size: int, held_out: int
 ) -> WorkloadTask:
     """Make the task of newly sampled batches of ``size`` rows, with ``held_out`` validation rows."""
 
@@ -95,12 +95,12 @@ def petals() -> WorkloadTask:
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         kinds = torch.randint(len(PETAL_COUNTS), (n,), generator=generator)
         turn, size, depth, right, down = torch.rand(5, n, 1, 1, generator=generator)
-        axis = torch.linspace(-1, 1, SIDE)
+        axis = torch.linspace(-1, 1, FLOWER_SIDE)
         x, y = axis - 0.4 * (right - 0.5), axis[:, None] - 0.4 * (down - 0.5)
         angle = torch.atan2(y, x) * (kinds + PETAL_COUNTS[0])[:, None, None]
         edge = 1 + (0.2 + 0.3 * depth) * (angle + 2 * math.pi * turn).cos()
         flowers = torch.sigmoid(12 * ((0.4 + 0.3 * size) * edge - (x**2 + y**2).sqrt()))
-        return (flowers + BLUR * torch.randn(n, SIDE, SIDE, generator=generator))[:, None], kinds
+        return (flowers + FLOWER_NOISE * torch.randn(n, FLOWER_SIDE, FLOWER_SIDE, generator=generator))[:, None], kinds
 
     return make_stream_task(make, batch_cross_entropy, draw, 16, 256)
 
@@ -143,19 +143,19 @@ def regress() -> WorkloadTask:
     """
 
     def make() -> nn.Module:
-        layers = nn.Linear(INPUTS + 2, 48), make_transformer(48)
+        layers = nn.Linear(FUNCTION_INPUTS + 2, 48), make_transformer(48)
         return nn.Sequential(*layers, nn.LayerNorm(48), nn.Linear(48, 1), nn.Flatten())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(n, POINTS_IN_CONTEXT, INPUTS, generator=generator)
-        y = x @ torch.randn(n, INPUTS, 1, generator=generator)
+        x = torch.randn(n, POINTS_IN_CONTEXT, FUNCTION_INPUTS, generator=generator)
+        y = x @ torch.randn(n, FUNCTION_INPUTS, 1, generator=generator)
         y = y + 0.1 * torch.randn(y.shape, generator=generator)  # (n, points, 1)
-        hidden = (torch.arange(POINTS_IN_CONTEXT) >= POINTS_IN_CONTEXT - UNKNOWN).float()
+        hidden = (torch.arange(POINTS_IN_CONTEXT) >= POINTS_IN_CONTEXT - N_PREDICTED).float()
         hidden = hidden[:, None].expand(y.shape)  # the last column says which values are hidden: there is 0
-        return torch.cat((x, y * (1 - hidden), hidden), 2), y[:, -UNKNOWN:, 0]
+        return torch.cat((x, y * (1 - hidden), hidden), 2), y[:, -N_PREDICTED:, 0]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.mse_loss(model(batch[0])[:, -UNKNOWN:], batch[1])
+        return F.mse_loss(model(batch[0])[:, -N_PREDICTED:], batch[1])
 
     return make_stream_task(make, loss, draw, 8, 96)
 
@@ -189,15 +189,15 @@ def tastes() -> WorkloadTask:
 def teacher() -> WorkloadTask:
     """Classify rows that are labelled by a network with random weights (the teacher)."""
     generator = fixed_generator()
-    first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
-    second = torch.randn(24, CLASSES, generator=generator)
+    first = torch.randn(TEACHER_INPUTS, 24, generator=generator) / math.sqrt(TEACHER_INPUTS)
+    second = torch.randn(24, TEACHER_CLASSES, generator=generator)
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = torch.randn(n, COLUMNS, generator=generator) * torch.logspace(0.5, -0.5, COLUMNS)
+        x = torch.randn(n, TEACHER_INPUTS, generator=generator) * torch.logspace(0.5, -0.5, TEACHER_INPUTS)
         chances = (2 * (2 * x @ first).sin() @ second).softmax(1)
         return x, chances.multinomial(1, generator=generator).squeeze(1)
 
-    make = functools.partial(make_mlp, COLUMNS, 96, 96, CLASSES)
+    make = functools.partial(make_mlp, TEACHER_INPUTS, 96, 96, TEACHER_CLASSES)
     return make_stream_task(make, batch_cross_entropy, draw, 64, 2048)
 
 
@@ -245,18 +245,18 @@ def jumps() -> WorkloadTask:
 def surface() -> WorkloadTask:
     """Fit a smooth function of a few coordinates, without noise; the minimum loss is 0."""
     generator = fixed_generator()
-    waves = 2.5 * torch.randn(PLACES, BENDS, generator=generator)
-    phases = 2 * math.pi * torch.rand(BENDS, generator=generator)
-    heights = torch.randn(BENDS, generator=generator) / math.sqrt(BENDS / 2)
+    waves = 2.5 * torch.randn(SURFACE_COORDINATES, SURFACE_WAVES, generator=generator)
+    phases = 2 * math.pi * torch.rand(SURFACE_WAVES, generator=generator)
+    heights = torch.randn(SURFACE_WAVES, generator=generator) / math.sqrt(SURFACE_WAVES / 2)
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        x = 2 * torch.rand(n, PLACES, generator=generator) - 1
+        x = 2 * torch.rand(n, SURFACE_COORDINATES, generator=generator) - 1
         return x, (x @ waves + phases).sin() @ heights
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(model(batch[0]).squeeze(1), batch[1])
 
-    make = functools.partial(make_mlp, PLACES, 48, 48, 48, 1, activation=nn.Tanh)
+    make = functools.partial(make_mlp, SURFACE_COORDINATES, 48, 48, 48, 1, activation=nn.Tanh)
     return make_stream_task(make, loss, draw, 48, 512)
 
 
@@ -268,11 +268,11 @@ def spring() -> WorkloadTask:
         return nn.Sequential(RecurrentStates(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
-        pushes = torch.randn(n, PUSHED, generator=generator)
+        pushes = torch.randn(n, SPRING_SAMPLES, generator=generator)
         position, speed = torch.zeros(2, n)
         positions = []
         for push in pushes.T:
-            speed = 0.9 * speed + push - 0.5 * position - STIFF * position**3 / (1 + position**2)
+            speed = 0.9 * speed + push - 0.5 * position - CUBIC_STIFFNESS * position**3 / (1 + position**2)
             position = position + 0.5 * speed
             positions.append(position)
         return torch.stack((pushes, torch.stack(positions, 1)), 2)  # (n, samples, 2)
@@ -289,7 +289,7 @@ class DeepSetsOfCards(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.card, self.hand = make_mlp(NUMBERS_PER_CARD, 48, 48), make_mlp(48, 48, 48, 1 + CARDS_PER_HAND)
+        self.card, self.hand = make_mlp(CARDS_PER_KIND, 48, 48), make_mlp(48, 48, 48, 1 + CARDS_PER_HAND)
 
     def forward(self, cards: Tensor) -> Tensor:
         """Map hands of cards (n, cards, numbers per card) to logits (n, 1 + cards)."""
@@ -300,10 +300,10 @@ class DeepSetsOfCards(nn.Module):
 @make_workload_builder
 def kinds() -> WorkloadTask:
     """Count the different kinds of cards in a hand of cards; the minimum loss is 0."""
-    numbers = torch.randn(KINDS, NUMBERS_PER_CARD, generator=fixed_generator())
+    numbers = torch.randn(CARD_KINDS, CARDS_PER_KIND, generator=fixed_generator())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        cards = torch.randint(KINDS, (n, CARDS_PER_HAND), generator=generator)
-        return numbers[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
+        cards = torch.randint(CARD_KINDS, (n, CARDS_PER_HAND), generator=generator)
+        return numbers[cards], (F.one_hot(cards, CARD_KINDS).sum(1) > 0).sum(1)
 
     return make_stream_task(DeepSetsOfCards, batch_cross_entropy, draw, 32, 512)
