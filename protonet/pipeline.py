@@ -56,7 +56,7 @@ TRAINING_HASHES_ENTRY = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS_ENTRY = "positions"
 #: The largest feature that is accepted, relative to the scale of the training rows; squares of larger ones overflow.
-MAX_ROW_SCALE = 2.0**60
+MAX_RELATIVE_FEATURE = 2.0**60
 #: Maximum rows of a batch. Rows are padded to a multiple of ``BATCH_ROW_MULTIPLE``, the float32 size of an AVX-512
 #: vector.
 PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
@@ -324,7 +324,7 @@ class TablePipeline(Model):
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // BATCH_ROW_MULTIPLE) * BATCH_ROW_MULTIPLE, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(PREDICTION_BATCH_ROWS)])[: len(x)]
-        max_feature = float(self.network.encoder.scale) * MAX_ROW_SCALE  # type: ignore[arg-type]
+        max_feature = float(self.network.encoder.scale) * MAX_RELATIVE_FEATURE  # type: ignore[arg-type]
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
@@ -460,7 +460,7 @@ class TablePipeline(Model):
         return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
-        """Select ``n`` of the ``rows`` (m,) of x (total, dim) to label next, in order of priority, with reasons."""
+        """Suggest ``n`` of ``rows`` (m,) of x (total, dim) to label next, with reasons that use class ``names``."""
         by_name = None
         if isinstance(named := self.metadata.get("named"), dict):
             texts = named.get("descriptions")

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.views.tabular_transformer import MAX_Z, RANK_SCALE
+from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
 #: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
@@ -344,11 +344,11 @@ def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
 
 
 def _scale(values: Tensor, labelled: int) -> Tensor:
-    """Standardize columns by the mean and standard deviation of their labelled rows, and clip values to MAX_Z."""
+    """Standardize columns by mean and standard deviation of their labelled rows; clip values to MAX_ABS_Z_SCORE."""
     mean = values[:, :labelled].mean(dim=1, keepdim=True)
     deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
     z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)
-    return z.clamp(-MAX_Z, MAX_Z)
+    return z.clamp(-MAX_ABS_Z_SCORE, MAX_ABS_Z_SCORE)
 
 
 def _rank_among_labelled(values: Tensor, labelled: int) -> Tensor:

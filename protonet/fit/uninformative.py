@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 #: Weight of the class frequencies of all rows in the posterior, as a number of uninformative rows.
-PRIOR_ROW_COUNT = 10.0
+PRIOR_PSEUDO_COUNT = 10.0
 #: Largest fraction of uninformative training rows for which class frequencies replace predictions. If more are
 #: uninformative, the network was trained on such rows and predicts them.
 MAX_UNINFORMATIVE_FRACTION = 0.5
@@ -30,7 +30,7 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
     counts, seen = counts.double(), uninformative.double()
     if float(seen.sum()) > MAX_UNINFORMATIVE_FRACTION * float(counts.sum()):
         return None
-    posterior = (seen + PRIOR_ROW_COUNT * counts / counts.sum()) / (seen.sum() + PRIOR_ROW_COUNT)
+    posterior = (seen + PRIOR_PSEUDO_COUNT * counts / counts.sum()) / (seen.sum() + PRIOR_PSEUDO_COUNT)
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 

@@ -77,7 +77,7 @@ class ParameterBatch:
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
-        """Build a batch from copies of the states of slices, which have the same shapes and numbers of steps."""
+        """Build a batch of the slices ``indices`` from copies of their states, all of equal shapes and step counts."""
         first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
         stacked = {
             name: _stack([state[name] for state in states], pad=name in MATRIX_ENTRIES and len({*shapes}) > 1)

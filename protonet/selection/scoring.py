@@ -422,7 +422,7 @@ def _line_search(
             low = trial
         if high is None:
             smallest, largest = LBFGS.extrapolation_bounds
-            size = _interpolate(
+            size = _minimize_cubic(
                 last, low, low.step_size + smallest * (low.step_size - last.step_size), largest * low.step_size
             )
             continue
@@ -430,11 +430,11 @@ def _line_search(
         margin = LBFGS.interpolation_margin * (right - left)
         if right - left < LBFGS.change_tolerance / max(float(direction.abs().max()), LBFGS.gradient_tolerance):
             break
-        size = _interpolate(low, high, left + margin, right - margin)
+        size = _minimize_cubic(low, high, left + margin, right - margin)
     return low
 
 
-def _interpolate(one: LineSearchTrial, other: LineSearchTrial, lowest: float, highest: float) -> float:
+def _minimize_cubic(one: LineSearchTrial, other: LineSearchTrial, lowest: float, highest: float) -> float:
     """Compute the step size in [lowest, highest] with the minimum of a cubic through two trials (eq. 3.59)."""
     left, right = sorted((one, other), key=lambda trial: trial.step_size)
     width = right.step_size - left.step_size

@@ -141,7 +141,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
         paths = [paths[index] for index in readable]
     columns = [list(map(path_to_text, paths))] + ([] if classes is None else [classes])
 
-    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         for start in range(0, len(paths), PICTURES_PER_CHUNK):
             rows = range(start, min(start + PICTURES_PER_CHUNK, len(paths)))
             yield TableChunk(
@@ -153,7 +153,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
         header=header,
         n_columns=len(header),
         position_format="picture {} (counted from 0)",
-        read_chunks=read,
+        read_chunks=read_chunks,
         notes=notes,
         n_rows=len(paths),
     )
@@ -169,7 +169,7 @@ def open_csv(
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
-    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // (4 * max(1, len(header))))  # text takes more memory than numbers
         while numbered := list(islice(lines, step)):
             positions, rows = zip(*numbered, strict=True)
@@ -181,7 +181,7 @@ def open_csv(
         header=header,
         n_columns=len(header),
         position_format="line {}",
-        read_chunks=read,
+        read_chunks=read_chunks,
         notes=notes,
         has_semicolons=semicolons,
     )
@@ -218,7 +218,7 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
         raise_input_error("path", "have one label per row", f"{len(y)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS_PER_CHUNK // max(1, width))
 
-    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         for start in range(0, n, step):
             x = load()[start : start + step]  # mapped again each time, which frees the memory of the last chunk
             x = to_native_dtype(x.reshape(len(x), width))
@@ -227,7 +227,7 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
             yield TableChunk(columns, range(start, start + len(x)))
 
     return TableSource(
-        header=None, n_columns=width, position_format=DEFAULT_ROW_FORMAT, read_chunks=read, notes=[], n_rows=n
+        header=None, n_columns=width, position_format=DEFAULT_ROW_FORMAT, read_chunks=read_chunks, notes=[], n_rows=n
     )
 
 
@@ -266,7 +266,7 @@ def open_parquet(path: Path) -> TableSource:
         header = list(file.schema_arrow.names)
     distinct = len(set(header)) == len(header)
 
-    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         start, names = 0, list(dict.fromkeys(header[index] for index in indices))
         with report_errors(path):
             step = max(1, CELLS_PER_CHUNK // max(1, len(header)))
@@ -289,7 +289,7 @@ def open_parquet(path: Path) -> TableSource:
         header=names,
         n_columns=len(header),
         position_format=DEFAULT_ROW_FORMAT,
-        read_chunks=read,
+        read_chunks=read_chunks,
         notes=[],
         n_rows=file.metadata.num_rows,
     )
@@ -383,7 +383,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     header = [" ".join(_excel_cell_to_text(cells[0]).split()) for cells in transposed]
     columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
-    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))
         for start in range(0, len(rows) - 1, step):
             positions = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # Excel counts from 1
@@ -394,7 +394,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         header=header,
         n_columns=width,
         position_format="row {}",
-        read_chunks=read,
+        read_chunks=read_chunks,
         notes=notes,
         n_rows=max(0, len(rows) - 1),
         sheet_note=sheet_note,

@@ -31,9 +31,9 @@ from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
-MARK_FORMATS = ("point", "comma")  #: The formats of numbers by their decimal mark.
+MARK_NAMES = ("point", "comma")  #: The formats of numbers by their decimal mark.
 MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
-CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_FORMATS}  #: Number formats that may have another decimal mark in new rows.
+CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_NAMES}  #: Number formats that may have another decimal mark in new rows.
 MIN_MIXED_FRACTION = 0.1  #: Minimum fraction of percentages, and of fractions, in a column that gets a warning.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
@@ -99,7 +99,7 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
     notes = []
     for name, cells in columns.items():
         distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
-        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_FORMATS)]
+        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_NAMES)]
         units = sorted({split_unit(cell)[1] for cell in numbers} - {""})
         if (
             1 < len(units) <= MAX_MIXED_UNITS
@@ -154,7 +154,7 @@ def detect_numeric_conversion(
     table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
         prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
-        order = MARK_FORMATS[::-1] if prefer_comma else MARK_FORMATS
+        order = MARK_NAMES[::-1] if prefer_comma else MARK_NAMES
         table_format = min(order, key=lambda candidate: _log10_distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():

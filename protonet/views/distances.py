@@ -45,10 +45,10 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
         return torch.cdist(z, landmarks, p=1.0)
     from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
 
-    def step(carry: Tensor, landmark: Tensor) -> tuple[Tensor, Tensor]:
+    def add_distances(carry: Tensor, landmark: Tensor) -> tuple[Tensor, Tensor]:
         return carry.clone(), (z - landmark).abs().sum(dim=1)
 
-    sums: Tensor = scan(step, z.new_zeros(1), landmarks, dim=0)[1].T
+    sums: Tensor = scan(add_distances, z.new_zeros(1), landmarks, dim=0)[1].T
     return sums
 
 

@@ -202,10 +202,10 @@ class LinearSpec:
         gain = torch.ones_like(shift)
         basis, coefficient = shift.new_zeros(dim, 0), shift.new_zeros(0)
         if scaling != "raw":
-            shift = _mean(features, weights)
+            shift = _weighted_mean(features, weights)
         if scaling in {"standardised", "relevant", "robust"}:
-            deviation = _mean((features - shift.to(features.dtype)).square(), weights).sqrt()
-            varies = deviation > LINEAR_VIEW.max_constant_deviation * _mean(features.square(), weights).sqrt()
+            deviation = _weighted_mean((features - shift.to(features.dtype)).square(), weights).sqrt()
+            varies = deviation > LINEAR_VIEW.max_constant_deviation * _weighted_mean(features.square(), weights).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are equal
                 lower, shift, upper = _weighted_quartiles(features, weights)
                 spread = (upper - lower) / LINEAR_VIEW.normal_iqr
@@ -285,7 +285,7 @@ class LinearView(View):
         return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 
 
-def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
+def _weighted_mean(features: Tensor, weights: Tensor | None) -> Tensor:
     """Compute the weighted mean (dim,) float64 of features (n, dim)."""
     return multiply_by_weights(features, weights).mean(dim=0, dtype=torch.float64)
 
@@ -336,7 +336,7 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
         multiply_by_weights(x - means[labels], None if weights is None else weights.sqrt()), degrees
     )
     rank = len(covariance.variances)
-    deviations = means[seen].to(torch.float64) - _mean(x, weights)
+    deviations = means[seen].to(torch.float64) - _weighted_mean(x, weights)
     within, between = covariance.variances, (deviations @ covariance.eigenvectors).square().mean(dim=0)  # (rank,)
     multiplicity = torch.ones_like(within)
     if rank < dim:  # one more entry for all directions orthogonal to the basis

@@ -35,14 +35,14 @@ from protonet.views.transformer import (
 )
 from protonet.views.view import Source, TrainingRows, View, ViewSpec, select_evenly
 
-MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
+MAX_ABS_Z_SCORE = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
 #: Number of values that encode a numeric cell: value, rank and indicator. The other channels encode categories.
 NUMERIC_CHANNELS = 3
 RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before `order_groups` sorts by them.
 #: Values with a smaller relative difference count as equal, so that float32 and float64 rows have equal ranks.
 EQUALITY_TOLERANCE = 1e-6
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
+CODE_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
 
 
 class CellEncoder:
@@ -83,7 +83,7 @@ class CellEncoder:
         """Encode the cells of rows x (m, features) as numbers: (m, columns, CELL_CHANNELS)."""
         cells = x.new_zeros(x.shape[0], self.columns, CELL_CHANNELS)
         centred = x - self.mean
-        z = (centred * self.inverse).clamp(-MAX_Z, MAX_Z)
+        z = (centred * self.inverse).clamp(-MAX_ABS_Z_SCORE, MAX_ABS_Z_SCORE)
         cells[:, self.numeric, 0], cells[:, self.pairs, 2] = z[:, self.first], z[:, self.second]
         values = x[:, None, self.first]  # (m, 1, numeric columns)
         above, below = (values > self.high).to(x.dtype), (values < self.low).to(x.dtype)
@@ -99,7 +99,7 @@ class CellEncoder:
         """
         centred = graph.add("Sub", x, self.mean)
         z = graph.add("Mul", centred, self.inverse)
-        z = graph.add("Clip", z, np.float32(-MAX_Z), np.float32(MAX_Z))
+        z = graph.add("Clip", z, np.float32(-MAX_ABS_Z_SCORE), np.float32(MAX_ABS_Z_SCORE))
         values = graph.add("Unsqueeze", graph.add("Gather", x, self.first, axis=1), np.array([1]))
         above, below = (
             graph.add("ReduceMean", graph.cast(graph.add(operator, values, bound), "FLOAT"), axes=[1])
@@ -139,7 +139,7 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
 def _make_category_codes(levels: int) -> Tensor:
     """Compute a fixed random-like code of each category of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
-    uniform = (index * torch.tensor(PRIMES, dtype=torch.float64).sqrt()).frac()
+    uniform = (index * torch.tensor(CODE_PRIMES, dtype=torch.float64).sqrt()).frac()
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
 
 
@@ -164,7 +164,7 @@ class TabularTransformerLimits:
 
 TABULAR_TRANSFORMER = TabularTransformerLimits()
 #: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
-CODE_ROTATIONS = (1, 3, 7, 9)
+CODE_FACTORS = (1, 3, 7, 9)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class TabularTransformerFamily(ViewFamily):
         small = n_classes <= TABULAR_TRANSFORMER.max_classes and len(rows.labels) <= TABULAR_TRANSFORMER.max_labelled
         if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
-        passes = self.passes if n_classes <= CLASS_CODES else len(CODE_ROTATIONS)
+        passes = self.passes if n_classes <= CLASS_CODES else len(CODE_FACTORS)
         candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         if candidate is not None:
             yield candidate
@@ -278,7 +278,7 @@ class TabularTransformerConfig(Config):
 
     input_dim: int = bounded_field()  #: Number of features.
     rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
-    passes: int = bounded_field(high=len(CODE_ROTATIONS))  #: Number of passes of the transformer.
+    passes: int = bounded_field(high=len(CODE_FACTORS))  #: Number of passes of the transformer.
     checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
@@ -341,7 +341,7 @@ class TabularTransformerView(View):
 
     def _class_codes(self, index: int) -> Tensor:
         """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, CLASS_CODES)."""
-        return (CODE_ROTATIONS[index] * (self.classes + index * (self.classes // CLASS_CODES)) + index) % CLASS_CODES
+        return (CODE_FACTORS[index] * (self.classes + index * (self.classes // CLASS_CODES)) + index) % CLASS_CODES
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the cached encoding of the context rows."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protonet.fit.uninformative import PRIOR_ROW_COUNT, compute_uninformative_logits, parse_class_counts
+from protonet.fit.uninformative import PRIOR_PSEUDO_COUNT, compute_uninformative_logits, parse_class_counts
 
 
 def compute_probabilities(counts: list[int], uninformative: list[int] | None = None) -> list[float]:
@@ -17,8 +17,8 @@ def compute_probabilities(counts: list[int], uninformative: list[int] | None = N
 def test_probabilities_are_class_frequencies_updated_by_uninformative_training_rows() -> None:
     assert compute_probabilities([30, 10, 0]) == pytest.approx([0.75, 0.25, 0.0])
     for first, second in ((5, 0), (0, 20), (3, 7)):
-        total = first + second + PRIOR_ROW_COUNT
-        expected = [(first + 0.6 * PRIOR_ROW_COUNT) / total, (second + 0.4 * PRIOR_ROW_COUNT) / total]
+        total = first + second + PRIOR_PSEUDO_COUNT
+        expected = [(first + 0.6 * PRIOR_PSEUDO_COUNT) / total, (second + 0.4 * PRIOR_PSEUDO_COUNT) / total]
         assert compute_probabilities([60, 40], [first, second]) == pytest.approx(expected)
 
 

@@ -22,8 +22,8 @@ from protonet.views import tabular_transformer
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import LinearSpec
 from protonet.views.tabular_transformer import (
-    CODE_ROTATIONS,
-    MAX_Z,
+    CODE_FACTORS,
+    MAX_ABS_Z_SCORE,
     NUMERIC_CHANNELS,
     RANK_SCALE,
     TABULAR_TRANSFORMER,
@@ -170,7 +170,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     for column, feature in ((0, 0), (1, 1), (3, 6)):
         values = rows[:, feature].numpy()
         z = (np.concatenate([values, new[:, feature].numpy()]) - values.mean()) / values.std()
-        np.testing.assert_allclose(cells[:, column, 0], z.clip(-MAX_Z, MAX_Z), atol=1e-4)
+        np.testing.assert_allclose(cells[:, column, 0], z.clip(-MAX_ABS_Z_SCORE, MAX_ABS_Z_SCORE), atol=1e-4)
         ranks = RANK_SCALE * (2 * rankdata(values) - len(values) - 1) / len(values)
         np.testing.assert_allclose(cells[:24, column, 1], ranks, atol=1e-5)
     assert not cells[:, [0, 1, 3], NUMERIC_CHANNELS:].any()
@@ -238,7 +238,7 @@ def test_more_classes_than_codes_take_several_passes() -> None:
         assert candidate is not None
         return accuracy(candidate.cosines, evaluator.labels)
 
-    assert evaluate(len(CODE_ROTATIONS)) > evaluate(1) + 0.1
+    assert evaluate(len(CODE_FACTORS)) > evaluate(1) + 0.1
 
 
 def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[Any]:
@@ -252,7 +252,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
     assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.passes)]
     assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
-        TabularTransformerSpec(len(CODE_ROTATIONS))
+        TabularTransformerSpec(len(CODE_FACTORS))
     ]
     wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
     many = TrainingRows(
@@ -311,7 +311,7 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
     }
     changed = tensors | change[fault]
     config["rows"] = len(changed["rows"])
-    config |= {"passes": {"passes": len(CODE_ROTATIONS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
+    config |= {"passes": {"passes": len(CODE_FACTORS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
     with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|passes|rows"):
         TabularTransformerView(TabularTransformerConfig.from_json(config)).check(changed)
 

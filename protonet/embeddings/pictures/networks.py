@@ -124,11 +124,11 @@ def open_efficientnet(name: str, *, licence: str) -> Representation:
     require_pillow()
     extractor = _open_efficientnet("", torch.device("cpu"))
 
-    def compute(paths: Sequence[Path]) -> np.ndarray:
+    def embed_files(paths: Sequence[Path]) -> np.ndarray:
         return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
     digest = hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return Representation(RepresentationRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), compute)
+    return Representation(RepresentationRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files)
 
 
 def _open_backbone_file(backbone: str) -> PictureExtractor:

@@ -248,7 +248,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
     """Compute the SHA-256 of size and pixels of each picture (large JPEGs at a smaller size), or its exception."""
     require_pillow()
 
-    def work(path: Path) -> bytes | Exception:
+    def hash_picture(path: Path) -> bytes | Exception:
         try:
             image = decode_image(path, COMPARISON_SIDE).convert("RGB")
         except UNREADABLE_IMAGE_ERRORS as error:
@@ -257,7 +257,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
 
     results = []
     with item_progress_bar(len(paths), "picture", shown=shown) as bar:
-        for result in map_in_threads(work, paths, os.cpu_count() or 1):
+        for result in map_in_threads(hash_picture, paths, os.cpu_count() or 1):
             results.append(result)
             bar.update()
     return results
@@ -284,7 +284,7 @@ def map_pictures(
     """
     import torch  # noqa: PLC0415 - commands look for pictures before it is there
 
-    def do(part: Sequence[Path]) -> Tensor:
+    def apply_to_part(part: Sequence[Path]) -> Tensor:
         pixels = np.stack([read_pixels(path, height, width, grey=grey) for path in part])
         with torch.no_grad():
             return function(torch.from_numpy(pixels))
@@ -294,7 +294,7 @@ def map_pictures(
     torch.set_num_threads(1)  # in each thread of the pool
     try:
         with item_progress_bar(len(paths), "picture", shown=shown) as bar:
-            for output in map_in_threads(do, parts, threads):
+            for output in map_in_threads(apply_to_part, parts, threads):
                 outputs.append(output)
                 bar.update(len(output))
     finally:

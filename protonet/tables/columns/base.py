@@ -60,7 +60,7 @@ class FittedColumn(ABC):
         return [len(self.feature_suffixes)]
 
     @property
-    def standalone_sizes(self) -> list[int]:
+    def standalone_block_sizes(self) -> list[int]:
         """The number of features of each block that a feature map (view) may use alone; empty if there is none."""
         return []
 
@@ -126,14 +126,14 @@ class FittedColumn(ABC):
 
     def describe(self) -> dict[str, object]:
         """Return the fields of the column that are not arrays, as a dict of field names and JSON values."""
-        values = {name: value for name, value in self._values().items() if not isinstance(value, np.ndarray)}
+        values = {name: value for name, value in self._field_values().items() if not isinstance(value, np.ndarray)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return the fields of the column that are arrays, as a dict of field names and float32 arrays."""
-        return {name: value for name, value in self._values().items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in self._field_values().items() if isinstance(value, np.ndarray)}
 
-    def _values(self) -> dict[str, object]:
+    def _field_values(self) -> dict[str, object]:
         """Return all fields as a dict of names and values."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 

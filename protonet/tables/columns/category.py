@@ -32,7 +32,7 @@ class CategoryLimits:
 CATEGORY_LIMITS = CategoryLimits()
 #: Functions that convert a level to the spellings that an ONNX graph accepts. The graph cannot ignore the letter case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
-_ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
+_TRAILING_ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Category(FittedColumn):
 
         def find_level(cell: str) -> int:
             text = _normalize_level(cell)
-            return exact.get(cell, normalized.get(text, others.get(text, others.get(_strip_zeros(text), -1))))
+            return exact.get(cell, normalized.get(text, others.get(text, others.get(_strip_leading_zeros(text), -1))))
 
         indices = {cell: find_level(cell) for cell in set(texts)}
         return np.fromiter((indices[cell] for cell in texts), np.int64, len(cells))
@@ -121,7 +121,7 @@ class Category(FittedColumn):
             return {text: level_of[value] for text, value in BOOLEAN_SPELLINGS.items()}
         if not all(map(str.isdecimal, normalized.values())):
             return {}
-        stripped = {index: _strip_zeros(level) for index, level in normalized.items()}
+        stripped = {index: _strip_leading_zeros(level) for index, level in normalized.items()}
         counts = Counter(stripped.values())
         return {text: index for index, text in stripped.items() if counts[text] == 1}
 
@@ -130,7 +130,7 @@ class Category(FittedColumn):
         known, spellings = {_normalize_level(level) for level in self.levels}, self._other_spellings()
         for cell in dict.fromkeys(format_cells(cells)):
             text = _normalize_level(cell)
-            index = spellings.get(text, spellings.get(_strip_zeros(text)))
+            index = spellings.get(text, spellings.get(_strip_leading_zeros(text)))
             if text not in known and index is not None:
                 return f"{to_printable(cell)!r} is {to_printable(self.levels[index])!r}"
         return ""
@@ -186,9 +186,9 @@ class Category(FittedColumn):
 
 def _normalize_level(level: str) -> str:
     """Convert a level to lower case, and remove a fraction of zeros: "3.0" becomes "3"."""
-    return _ZERO_FRACTION.sub("", level.casefold())
+    return _TRAILING_ZERO_FRACTION.sub("", level.casefold())
 
 
-def _strip_zeros(level: str) -> str:
+def _strip_leading_zeros(level: str) -> str:
     """Remove the leading zeros of a level of digits only, as programs may lose or add them; keep other levels."""
     return (level.lstrip("0") or "0") if level.isdecimal() else level

@@ -96,7 +96,7 @@ class Encoding:
         split = any(column.dominates for column in self.columns) and len(self.columns) > 1
         first = run_start = 0
         for column, size in zip(self.columns, self.column_sizes, strict=True):
-            standalone = column.standalone_sizes if split or not column.dominates else []
+            standalone = column.standalone_block_sizes if split or not column.dominates else []
             if split and standalone:
                 spans += [(run_start, first)] * (first > run_start)
                 run_start = first + size

@@ -77,13 +77,13 @@ _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}[.,]?\s+(?=.*\d
 _TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 #: Formats of days that name the same day to everybody. They are read beside every other format.
-_CLEAR_DAYS = (
+_UNAMBIGUOUS_DAY_FORMATS = (
     *("iso", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d.%m.%y", "%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%d. %b %Y"),
     *("%d. %B %Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y"),
 )
 _DAY_FORMATS = (
     *("%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y"),
-    *(*_CLEAR_DAYS[1:], "%b %Y", "%B %Y", "%Y-%m", "%m/%Y"),
+    *(*_UNAMBIGUOUS_DAY_FORMATS[1:], "%b %Y", "%B %Y", "%Y-%m", "%m/%Y"),
 )
 #: Format of dates such as 20240306, which is only used beside other date formats: digits alone are numbers.
 COMPACT_DATE_FORMAT = "%Y%m%d"
@@ -412,7 +412,7 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     if values.dtype.kind != "O":
         return values / SECONDS_PER_DAY if is_time else np.full(len(values), math.nan)
 
-    any_clear_day = DATE_FORMAT_SEPARATOR.join(_CLEAR_DAYS)
+    any_clear_day = DATE_FORMAT_SEPARATOR.join(_UNAMBIGUOUS_DAY_FORMATS)
 
     def parse(cell: str) -> float:
         days = parse_date(cell, date_format)

@@ -57,7 +57,7 @@ class Picture(FittedColumn):
         return [1] * self.embedding_width + list(self.sizes)
 
     @property
-    def standalone_sizes(self) -> list[int]:
+    def standalone_block_sizes(self) -> list[int]:
         """The size of each block that a feature map (view) may use alone: the embedding, if any; each descriptor."""
         return [*[self.embedding_width] * bool(self.embedding_width), *self.sizes]
 

@@ -341,7 +341,7 @@ class EmbeddedText(FittedColumn):
         return [size for size in (self.embedding.record.width, len(self.words.feature_suffixes)) if size]
 
     @property
-    def standalone_sizes(self) -> list[int]:
+    def standalone_block_sizes(self) -> list[int]:
         """A list of one number, the number of all features: a feature map (view) may use them without other columns."""
         return [len(self.feature_suffixes)]
 

@@ -38,7 +38,7 @@ _POWER_LETTER = re.compile(r"(?<=\d)\s?([kKMB])(?![^\W\d_])")
 _FEET_AND_INCHES = re.compile(
     r"(\d+)\s?(?:['’′]|ft\.?|feet|foot)\s?(\d\d?(?:\.\d+)?)\s?(?:\"|''|[”″]|in\.?|inch(?:es)?)", re.IGNORECASE
 )
-_OUT_OF = re.compile(r"(\d+(?:[.,]\d+)?)(\s?/\s?)([2-9]|\d\d|100)")  # 8/10
+_OUT_OF_MAXIMUM = re.compile(r"(\d+(?:[.,]\d+)?)(\s?/\s?)([2-9]|\d\d|100)")  # 8/10
 _BARE_NUMBER = re.compile(r"\d[\d.,\s'’]*")
 _UNIT = re.compile(
     r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
@@ -61,7 +61,7 @@ def split_unit(cell: str) -> tuple[str, str]:
         return cell, ""
     if match := _FEET_AND_INCHES.fullmatch(cell):
         return f"{12 * int(match[1]) + float(match[2]):.10g}", "in"
-    if (match := _OUT_OF.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[3]):
+    if (match := _OUT_OF_MAXIMUM.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[3]):
         return match[1], f"/{match[3]}"
     text, unit = _MARK.sub("", _APPROXIMATE.sub("", cell)), ""
     text = _POWER_WORD.sub(lambda word: f"e{_POWERS_OF_TEN[word[1].lower()]}", text)
