@@ -22,7 +22,7 @@ ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
 SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
-Family = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
+TableGenerator = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
 NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
 LEVELS = 12  #: Maximal number of levels of a category.
 N_REPEATED = 4  #: New rows that repeat labelled rows: the transformer learns what an equal row with a label means.
@@ -228,7 +228,7 @@ def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: i
 
 
 #: The family of a table is one of these, sampled as often as it is listed.
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[TableGenerator, ...] = (
     *(_make_causal, _make_groups) * 2,
     *(_make_groups, _make_boxes, _make_smooth, _make_pairs, _make_regions),
 )
@@ -332,7 +332,7 @@ def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, 
     chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
     ranks = RANK_SCALE * _rank_among_labelled(values, labelled)
-    numeric = torch.stack([_scale(values, labelled), ranks, _scale(gap.float(), labelled)], dim=3)
+    numeric = torch.stack([_scale_columns(values, labelled), ranks, _scale_columns(gap.float(), labelled)], dim=3)
     numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
     known = mask_labelled_classes(classes, labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
@@ -343,7 +343,7 @@ def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
     return F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
 
 
-def _scale(values: Tensor, labelled: int) -> Tensor:
+def _scale_columns(values: Tensor, labelled: int) -> Tensor:
     """Standardize columns by mean and standard deviation of their labelled rows; clip values to MAX_ABS_Z_SCORE."""
     mean = values[:, :labelled].mean(dim=1, keepdim=True)
     deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)

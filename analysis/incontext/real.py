@@ -133,7 +133,7 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     return numbered
 
 
-def load_part(part: Part) -> RealTables:
+def load_table_part(part: Part) -> RealTables:
     """Load the training tables, or half of the held-out tables: for validation, or for the final comparison."""
     every = load_tables()
     if not every:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import RealTables, load_part
+from analysis.incontext.real import RealTables, load_table_part
 from analysis.incontext.train import NEW_ROWS, Trainer, classify
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
@@ -85,7 +85,7 @@ class Difference(NamedTuple):
 def draw_tasks() -> list[Task]:
     """Sample tasks of all sizes, from validation tables (with all or with numeric columns) and synthetic tables."""
     generator, tasks = torch.Generator().manual_seed(0), list[Task]()
-    for index, columns_of_table in enumerate(load_part("validation").tables):
+    for index, columns_of_table in enumerate(load_table_part("validation").tables):
         table = RealTables([columns_of_table])
         for labelled, max_columns in REAL_SIZES:
             for numeric, width in ((False, table.width), (True, table.numeric_width)):
@@ -232,7 +232,7 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
     """Compare trained weights ``flat`` (WEIGHT_COUNT,), the library's weights, a forest and a linear model."""
     networks = {"transformer": unpack_weights(flat)}
     networks |= {} if present is None else {"library's": unpack_weights(present)}
-    real = load_part("comparison")
+    real = load_table_part("comparison")
     rows: list[dict[str, Any]] = []
     for kind in ("synthetic", "real"):
         for labelled, columns, per_class in tqdm(COMPARED_SIZES, unit="size", desc=kind, dynamic_ncols=True):

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import load_part
+from analysis.incontext.real import load_table_part
 from protonet._io import write_atomically
 from protonet.views.transformer import (
     CLASS_CODES,
@@ -64,7 +64,7 @@ class Batches(Dataset[tuple[Episodes, int]]):
     """A torch data set that maps the number of a training step to its episodes of synthetic or real tables."""
 
     def __init__(self, seed: int, cells: int) -> None:
-        self.seed, self.cells, self.real = seed, cells, load_part("training")
+        self.seed, self.cells, self.real = seed, cells, load_table_part("training")
 
     def __getitem__(self, step: int) -> tuple[Episodes, int]:
         """Sample the episodes of a step; return them and their number of labelled rows."""
@@ -177,11 +177,11 @@ class Trainer:
         start |= {} if weights is None else unpack_weights(weights)
         self.weights = {name: value.to(self.device, copy=True).requires_grad_() for name, value in start.items()}
         self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)  #: Logarithm of the cosines' scale.
-        self.average = [value.detach().clone() for value in self.values]
+        self.average = [value.detach().clone() for value in self.trainable]
         self.rate = torch.tensor(0.0, device=self.device)  #: The learning rate.
         hidden = [value for name, value in self.weights.items() if name[0].isdigit() or name == "row"]
         matrices = [value for value in hidden if value.ndim == 2]
-        others = [value for value in self.values if all(value is not matrix for matrix in matrices)]
+        others = [value for value in self.trainable if all(value is not matrix for matrix in matrices)]
         on_gpu = self.device.type == "cuda"
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, self.rate, weight_decay=WEIGHT_DECAY),
@@ -190,7 +190,7 @@ class Trainer:
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}
 
     @property
-    def values(self) -> list[Tensor]:
+    def trainable(self) -> list[Tensor]:
         """The trained parameters."""
         return [*self.weights.values(), self.factor]
 
@@ -201,7 +201,7 @@ class Trainer:
         self.step += 1
         self.tables += len(episodes.classes)
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.values, min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10)))
+            torch._foreach_lerp_(self.average, self.trainable, min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10)))
         return loss
 
     def _update(self, episodes: Episodes, labelled: int) -> Tensor:
@@ -210,7 +210,7 @@ class Trainer:
             optimizer.zero_grad()
         loss = compute_loss(self.weights, self.factor.exp(), episodes._replace(cells=episodes.cells.float()), labelled)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.values, MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self.trainable, MAX_GRADIENT_NORM)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.detach()
@@ -266,7 +266,7 @@ class Trainer:
             "goal": self.goal,
             "tables": self.tables,
             "step": self.step,
-            "values": [value.detach() for value in self.values],
+            "values": [value.detach() for value in self.trainable],
             "average": self.average,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
@@ -275,7 +275,7 @@ class Trainer:
         """Restore a saved state, except for the number of training tables (``goal``)."""
         self.tables, self.step = state["tables"], state["step"]
         with torch.no_grad():
-            for values, stored in ((self.values, state["values"]), (self.average, state["average"])):
+            for values, stored in ((self.trainable, state["values"]), (self.average, state["average"])):
                 torch._foreach_copy_(values, stored)
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)

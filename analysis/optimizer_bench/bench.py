@@ -301,7 +301,7 @@ class EvaluationGrid(NamedTuple):
                     rows.append(score_workload(name, seen, self.get_baseline(name, steps)))
         return {"rows": rows, "summaries": summarise(rows)}
 
-    def average_first(self, candidate: CandidateOptimizer, curves: Curves, steps: int) -> float:
+    def first_seed_mean(self, candidate: CandidateOptimizer, curves: Curves, steps: int) -> float:
         """Compute the geometric mean of a candidate's ratios at a horizon on the first seed."""
         seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
         ratios = (compute_step_ratio(seen[name], self.get_baseline(name, steps)) for name in seen)
@@ -397,7 +397,7 @@ def run_all_optimizers(
     curves = runs.train_all(first, state, jobs)
     means: dict[str, dict[int, dict[float, float]]] = {}  # by peer, horizon and learning rate
     for peer, by_rate in settings.items():
-        means[peer] = {n: {lr: grid.average_first(by_rate[lr], curves, n) for lr in by_rate} for n in grid.horizons}
+        means[peer] = {n: {lr: grid.first_seed_mean(by_rate[lr], curves, n) for lr in by_rate} for n in grid.horizons}
     chosen = {
         peer: {n: settings[peer][max(rates, key=rates.__getitem__)] for n, rates in by_horizon.items()}
         for peer, by_horizon in means.items()

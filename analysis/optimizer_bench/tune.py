@@ -31,7 +31,7 @@ from protonet.ui.text import format_table
 
 SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measured on all seeds.
 #: First and second step factor of the search for a learning rate, and its bounds.
-COARSE_FACTOR, FINE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
+COARSE_RATE_FACTOR, FINE_RATE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
 #: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
@@ -135,14 +135,14 @@ def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tupl
         start: The best setting at another horizon; its betas are kept.
     """
     if start is None:
-        tuned = search_rate(measure, search_rate(measure, AdamWSetting(), COARSE_FACTOR), FINE_FACTOR)
+        tuned = search_rate(measure, search_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR), FINE_RATE_FACTOR)
         tuned = choose_setting(measure, [tuned, *(tuned._replace(betas=betas) for betas in CANDIDATE_BETAS)])
     else:
-        tuned = search_rate(measure, start._replace(horizon=1.0), FINE_FACTOR)
+        tuned = search_rate(measure, start._replace(horizon=1.0), FINE_RATE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
     # A constant rate must be lower.
-    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE_FACTOR)]
+    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE_RATE_FACTOR)]
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
     ladder = search_coarsely(measure)
     others = {"coarse": ladder, "shared": AdamWSetting()}
@@ -169,7 +169,7 @@ def search_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> 
 
 def search_coarsely(measure: TrainSetting) -> AdamWSetting:
     """Search the learning rate in coarse steps, then the weight decay; return the best setting."""
-    rung = search_rate(measure, AdamWSetting(), COARSE_FACTOR)
+    rung = search_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR)
     return choose_setting(measure, [rung._replace(weight_decay=decay) for decay in COARSE_WEIGHT_DECAYS])
 
 

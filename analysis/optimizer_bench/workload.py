@@ -93,14 +93,14 @@ def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: r
     return stream
 
 
-def fixed_generator() -> torch.Generator:
+def make_fixed_generator() -> torch.Generator:
     """Make the random generator for everything that does not depend on the workload's seed, such as validation data."""
     return torch.Generator().manual_seed(0)
 
 
 def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
-    validation, train = rows[torch.randperm(len(rows), generator=fixed_generator())].tensor_split([count])
+    validation, train = rows[torch.randperm(len(rows), generator=make_fixed_generator())].tensor_split([count])
     return train, validation
 
 
@@ -113,10 +113,10 @@ def make_row_task(
 ) -> WorkloadTask:
     """Make a task from rows: batches of ``size`` training rows, and validation rows, both (n, ...)."""
     train, validation = rows
-    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, fixed_generator()))
+    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, make_fixed_generator()))
 
 
-def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
+def make_classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
     """Make the loss of classifying rows (n, ...) with classes (n,), given a model and row indices."""
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
@@ -125,7 +125,7 @@ def make_classification_task(
     make: Callable[[int], nn.Module], data: Dataset, *, held_out: int, size: int
 ) -> WorkloadTask:
     """Make the task of classifying a data set; ``make(num_classes)`` is the model, ``held_out`` rows validate it."""
-    loss, rows = classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
+    loss, rows = make_classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
     return make_row_task(functools.partial(make, data.num_classes), loss, rows, size)
 
 

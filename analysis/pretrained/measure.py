@@ -130,13 +130,13 @@ class MethodRun(NamedTuple):
     max_test_rows: int  #: Maximal number of test rows.
 
 
-def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
-    """List the methods for a data set of ``takes``, texts or pictures: ``fit`` per representation, then baselines."""
-    ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
+def list_methods(modality: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
+    """List the methods for data of a ``modality``, text or picture: ``fit`` per representation, then baselines."""
+    ours = [name for name in representations if name != NONE and PACKAGED[name].modality == modality]
     plain = [NONE] * (NONE in representations)
     if not shots:
-        return [*ours, *([NEAREST] if ours else [])] if takes == "text" else []
-    if takes == "picture":
+        return [*ours, *([NEAREST] if ours else [])] if modality == "text" else []
+    if modality == "picture":
         return [*ours, *plain, *([LOGISTIC] if ours else [])]
     return [*ours, *plain, *([CLASS_CODES_METHOD, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
 

@@ -47,7 +47,7 @@ JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
 FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
 PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
-MIXED_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
+MIXED_PRIOR_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
 HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
 TABLE_NOTE = """
 Mean over tasks of families that the prior was not trained on, in nats and percent, ± one standard error of the
@@ -90,14 +90,14 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
     evidence = [task.prior_input for task in tasks]
     spreads = [task.view_spreads.clamp_min(MIN_VIEW_SPREAD).float()[:, None, None] for task in evidence]
     scaled = [task.cosines[:, :m].float() / spread for task, spread in zip(tasks, spreads, strict=True)]
-    there = torch.stack([pad(task.view_spreads > MIN_VIEW_SPREAD, n_views) for task in evidence])
-    there[~there.any(dim=1), 0] = True
+    is_present = torch.stack([pad(task.view_spreads > MIN_VIEW_SPREAD, n_views) for task in evidence])
+    is_present[~is_present.any(dim=1), 0] = True
     return TaskBatch(
         torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
         torch.stack([pad(task.view_traits, n_views, len(VIEW_TRAITS)) for task in evidence]),
         torch.stack([task.dataset_statistics for task in evidence]),
         torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_VIEW_INFLUENCE) for task in evidence]),
-        there,
+        is_present,
         torch.tensor([task.initial_inverse_temperature for task in evidence]),
         torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),
         torch.stack([pad(task.truth[:m], m, fill=-1) for task in tasks]),
@@ -118,15 +118,15 @@ def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[T
 @torch.no_grad()
 def evaluate_prior(prior: WeightingPrior, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     """Compute log-loss and accuracy (tasks,) on the test rows of tasks whose views a prior weights."""
-    return score_weights(batch, *_weigh(prior, batch, batch.is_view))
+    return score_weights(batch, *_compute_log_weights(prior, batch, batch.is_view))
 
 
-def _weigh(prior: WeightingPrior, batch: TaskBatch, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute a prior's log-weights of views (very low for views that are not ``there``) and log-factors of logits."""
+def _compute_log_weights(prior: WeightingPrior, batch: TaskBatch, is_present: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute a prior's log-weights of views (-1e4 unless ``is_present``) and the log-factors of logits."""
     log_weight, size = prior(
-        batch.view_statistics, batch.traits, batch.dataset_statistics, batch.initial_log_influence, there
+        batch.view_statistics, batch.traits, batch.dataset_statistics, batch.initial_log_influence, is_present
     )
-    return log_weight.masked_fill(~there, -1e4), size
+    return log_weight.masked_fill(~is_present, -1e4), size
 
 
 def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
@@ -151,8 +151,8 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
         for some in torch.randperm(len(batch.initial_log_influence), generator=generator).split(BATCH_SIZE):
             part = batch.select_tasks(some)
             present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= VIEW_DROPOUT)
-            there = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
-            loss = (score_weights(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
+            is_present = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
+            loss = (score_weights(part, *_compute_log_weights(prior, part, is_present))[0] / guessing[some]).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)
@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if options.write:
         write_prior(train_prior(batch, epochs=options.epochs))
         LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
-        for name, family in [*FAMILIES.items(), (MIXED_NAME, REPORTED_TABLE_NAMES)]:
+        for name, family in [*FAMILIES.items(), (MIXED_PRIOR_NAME, REPORTED_TABLE_NAMES)]:
             used = torch.tensor([task.family not in family for task in tasks])
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
             (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")
@@ -192,7 +192,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def load_left_out(name: str) -> WeightingPrior:
-    """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_NAME``)."""
+    """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_PRIOR_NAME``)."""
     path = LEFT_OUT_FOLDER / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."

@@ -2,7 +2,7 @@
 
 Pipelines use common practice: medians and an indicator for missing values, standardised numbers, one-hot categories,
 and cross-validated settings; LightGBM and CatBoost encode categories themselves. The regret is the difference to the
-best of them in each row of the table, with hindsight.
+best pipeline in each row of the table, with hindsight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 
-from analysis.prior.study import MIXED_NAME, load_left_out
+from analysis.prior.study import MIXED_PRIOR_NAME, load_left_out
 from analysis.real_data.robustness import Run, compute_scores
 from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
@@ -149,7 +149,7 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
 
 Method = Callable[[MixedSplit], PredictionOutcome]
 PROTONET_METHODS: dict[str, Method] = {
-    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out(MIXED_NAME))),
+    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out(MIXED_PRIOR_NAME))),
     "ours": fit_protonet,
     "fast": functools.partial(fit_protonet, effort="fast"),
 }

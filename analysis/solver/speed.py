@@ -88,7 +88,7 @@ def measure(measurement: Measurement, root: Path, folder: Path) -> dict[str, flo
 
 
 def list_measurements(folder: Path) -> Iterator[Measurement]:
-    """Yield all measurements; the tables and pictures that commands read are written to a folder."""
+    """Yield all measurements; the tables and pictures that commands read are written to ``folder``."""
     generator = np.random.default_rng(0)
     characters = load_glyphs(characters=list("abdeghknqr"), copies=3)
     predicted = {"784 pixels": split_rows(characters.x, characters.y, 20), "a spectrum": sample_spectra(generator)}

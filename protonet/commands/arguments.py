@@ -185,10 +185,10 @@ def check_predict_options(options: argparse.Namespace) -> None:
     loaded later.
     """
     if not options.table.is_dir():
-        check_single_table(options)
+        check_single_table_options(options)
 
 
-def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
+def check_single_table_options(options: argparse.Namespace | PredictOptions) -> None:
     """Raise an InputError if ``predict`` of a single table has ``--workers``, or an output path that is invalid."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")

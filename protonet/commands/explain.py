@@ -96,7 +96,7 @@ def explain_rows(
     """Compute the predictions, nearest held-out rows and column contributions of rows, as a dict for JSON.
 
     ``rows`` are positions in the file, such as line numbers. To measure contributions, the cells of held-out rows that
-    the generator draws replace those of the explained row.
+    the generator draws replace the cells of the explained row.
     """
     table = model.open_table(table_path, make_read_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows_at_positions(table, model, rows)

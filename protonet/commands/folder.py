@@ -223,7 +223,7 @@ def _process_on_worker(process_file: ProcessFile, task: FileTask) -> Sequence[st
 
 @contextmanager
 def _connect_to_dask(address: str) -> Iterator[Any]:
-    """Connect to a Dask cluster; the value of the context is the ``distributed.Client``.
+    """Connect to a Dask cluster: a context manager, which yields the ``distributed.Client``.
 
     Raises:
         InputError: The scheduler does not answer, or its workers have another version of protonet than this process.

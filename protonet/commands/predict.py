@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protonet._io import remove_temporary_files, write_atomically
 from protonet._text import escape_formula
-from protonet.commands.arguments import check_single_table
+from protonet.commands.arguments import check_single_table_options
 from protonet.commands.data import make_read_spec, map_blocks
 from protonet.commands.folder import (
     CountFinishedRows,
@@ -71,7 +71,7 @@ def run(options: PredictOptions) -> None:
         if not model_has_pictures and not pictures:
             predict_folder(model, options)
             return
-        check_single_table(options)
+        check_single_table_options(options)
     model = model.attach_encoders(options.representation, show_progress=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None

@@ -31,7 +31,7 @@ class RefusedPickleError(pickle.UnpicklingError):
     """Raised for a pickle that contains an object or an array that `load_pickle` does not allow."""
 
 
-class _DtypeStandIn:
+class _SafeDtype:
     """A safe replacement of `numpy.dtype` in pickles, which accepts only dtypes that match ``PLAIN_DTYPE_PATTERN``."""
 
     def __init__(self, text: str, *_: object) -> None:
@@ -45,7 +45,7 @@ class _DtypeStandIn:
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class _ArrayStandIn(np.ndarray[Any, Any]):
+class _SafeArray(np.ndarray[Any, Any]):
     """A safe replacement of NumPy arrays that a pickle creates empty and then fills: checks bytes, dtype and shape."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -56,9 +56,9 @@ class _ArrayStandIn(np.ndarray[Any, Any]):
         super().__setstate__(checked)
 
 
-def _make_array(raw: bytes, kind: _DtypeStandIn, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _make_array(raw: bytes, kind: _SafeDtype, shape: tuple[int, ...], order: str) -> np.ndarray:
     """Make an array from its bytes, dtype, shape and memory order; raise an exception if they are inconsistent."""
-    if not isinstance(kind, _DtypeStandIn):
+    if not isinstance(kind, _SafeDtype):
         raise RefusedPickleError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
         raise RefusedPickleError("an array of objects")
@@ -68,14 +68,14 @@ def _make_array(raw: bytes, kind: _DtypeStandIn, shape: tuple[int, ...], order: 
 def _make_empty_array(subtype: object, *_: object) -> np.ndarray:
     if subtype is not np.ndarray:
         raise RefusedPickleError("a subclass of an array")
-    return np.ndarray.__new__(_ArrayStandIn, (0,), np.int8)
+    return np.ndarray.__new__(_SafeArray, (0,), np.int8)
 
 
-def _make_scalar(kind: _DtypeStandIn, raw: bytes | str) -> object:
+def _make_scalar(kind: _SafeDtype, raw: bytes | str) -> object:
     return _make_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+def _encode_text(text: str, encoding: str = "latin1") -> bytes:
     if encoding != "latin1":
         raise RefusedPickleError(f"text in {encoding}")
     return text.encode("latin1")
@@ -91,9 +91,9 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     **{("builtins", builtin.__name__): builtin for builtin in (int, float, complex)},
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _encode_text,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _DtypeStandIn,
+    ("numpy", "dtype"): _SafeDtype,
     ("numpy.core.multiarray", "_reconstruct"): _make_empty_array,
     ("numpy.core.multiarray", "scalar"): _make_scalar,
     ("numpy.core.numeric", "_frombuffer"): _make_array,
@@ -121,7 +121,7 @@ def load_pickle(argument: str, path: str | Path) -> Any:
     Source: Python's documentation of pickle, "Restricting globals".
     """
 
-    def refuse(got: str, remedy: str) -> NoReturn:
+    def raise_refused(got: str, remedy: str) -> NoReturn:
         must = "be a pickle of arrays, numbers, text and containers alone"
         raise_input_error(argument, must, f"{path} {got}", remedy)
 
@@ -131,9 +131,9 @@ def load_pickle(argument: str, path: str | Path) -> Any:
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path, argument=argument)
     except RefusedPickleError as error:
-        refuse(f"with {error}, which is not loaded", "Save features with numpy.savez(path, x=x, y=y).")
+        raise_refused(f"with {error}, which is not loaded", "Save features with numpy.savez(path, x=x, y=y).")
     except Exception as error:  # a damaged pickle raises anything
-        refuse(f"({type(error).__name__})", "It is damaged or none: get it again.")
+        raise_refused(f"({type(error).__name__})", "It is damaged or none: get it again.")
 
 
 #: Keys under which a dictionary may hold the features; the first key of this list that it has is used.

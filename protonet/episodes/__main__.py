@@ -1,7 +1,7 @@
 """The command line of few-shot experiments: ``python -m protonet.episodes`` evaluates few-shot methods.
 
-``... train`` meta-trains an encoder; ``... paper`` compares a new method with common ones; ``... compare`` compares the
-results of several evaluations; ``... extract`` embeds pictures.
+``... train`` meta-trains an encoder; ``... paper`` compares a new method with common methods; ``... compare`` compares
+the results of several evaluations; ``... extract`` embeds pictures.
 
 Slow imports, such as torch, wait until the arguments are checked.
 """

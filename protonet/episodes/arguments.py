@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 from protonet._validation import check_device, check_int
 from protonet.episodes.names import (
-    ADAPTED_OBJECTIVES,
     BACKBONES,
     EVALUATE_PROG,
     HEAD_KINDS,
+    INNER_LOOP_OBJECTIVES,
     MAX_OPTION_COUNT,
     OBJECTIVES,
     ROW_NORMALIZATIONS,
@@ -197,7 +197,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         dropblock=options.dropblock,
         start=options.start,
     )
-    if objective in ADAPTED_OBJECTIVES:
+    if objective in INNER_LOOP_OBJECTIVES:
         plan = replace(
             plan,
             inner_steps=options.inner_steps or 5,

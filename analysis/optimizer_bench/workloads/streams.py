@@ -19,8 +19,8 @@ from analysis.optimizer_bench.workload import (
     RecurrentStates,
     ResidualLayers,
     WorkloadTask,
-    fixed_generator,
     make_convolutions,
+    make_fixed_generator,
     make_mlp,
     make_transformer,
     make_workload_builder,
@@ -63,7 +63,7 @@ def make_stream_task(
 @make_workload_builder
 def grammar() -> WorkloadTask:
     """Predict the next symbol of a text by a GPT: it depends on the previous two symbols and on the text's topic."""
-    generator = fixed_generator()
+    generator = make_fixed_generator()
     before, last, after = (torch.randn(N_SYMBOLS, 8, generator=generator) for _ in range(3))
     topics = torch.randn(N_TOPICS, 1, 1, 8, generator=generator)
     follows = (topics * before[:, None] + last) @ after.T  # (topics, symbols, symbols, symbols)
@@ -166,7 +166,7 @@ def tastes() -> WorkloadTask:
 
     The logit is the dot product of a user's and an item's vector, plus their biases, as in the true model.
     """
-    generator = fixed_generator()
+    generator = make_fixed_generator()
     people, things = (torch.randn(count, FACTOR_DIM // 2, generator=generator) for count in (N_USERS, N_ITEMS))
     lean = torch.randn(N_ITEMS, generator=generator)
 
@@ -188,7 +188,7 @@ def tastes() -> WorkloadTask:
 @make_workload_builder
 def teacher() -> WorkloadTask:
     """Classify rows that are labelled by a network with random weights (the teacher)."""
-    generator = fixed_generator()
+    generator = make_fixed_generator()
     first = torch.randn(TEACHER_INPUTS, 24, generator=generator) / math.sqrt(TEACHER_INPUTS)
     second = torch.randn(24, TEACHER_CLASSES, generator=generator)
 
@@ -244,7 +244,7 @@ def jumps() -> WorkloadTask:
 @make_workload_builder
 def surface() -> WorkloadTask:
     """Fit a smooth function of a few coordinates, without noise; the minimum loss is 0."""
-    generator = fixed_generator()
+    generator = make_fixed_generator()
     waves = 2.5 * torch.randn(SURFACE_COORDINATES, SURFACE_WAVES, generator=generator)
     phases = 2 * math.pi * torch.rand(SURFACE_WAVES, generator=generator)
     heights = torch.randn(SURFACE_WAVES, generator=generator) / math.sqrt(SURFACE_WAVES / 2)
@@ -300,7 +300,7 @@ class DeepSetsOfCards(nn.Module):
 @make_workload_builder
 def kinds() -> WorkloadTask:
     """Count the different kinds of cards in a hand of cards; the minimum loss is 0."""
-    numbers = torch.randn(CARD_KINDS, CARDS_PER_KIND, generator=fixed_generator())
+    numbers = torch.randn(CARD_KINDS, CARDS_PER_KIND, generator=make_fixed_generator())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         cards = torch.randint(CARD_KINDS, (n, CARDS_PER_HAND), generator=generator)

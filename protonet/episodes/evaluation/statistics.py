@@ -78,7 +78,7 @@ class MeasureMean:
 class MethodComparison:
     """The difference in accuracy between two methods on the same episodes, with intervals and paired t tests.
 
-    Accuracies are in [0, 1]. If values over classes are unknown, the half-width is NaN (see `mean_standard_error`).
+    Accuracies are in [0, 1]. If values over classes are unknown, they are NaN (see `mean_standard_error`).
     """
 
     first: str  #: The first method's name.

@@ -88,9 +88,8 @@ def tim(
 
     Adam optimises the prototypes in the coordinates of the features. In coordinates of the rows' span, 1,000 steps take
     a quarter of the time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by up to 3 points.
-    The defaults are
-    those of the authors' code for balanced queries (src/tim.py, scripts/evaluate/tim_gd); `tim_dirichlet` is for
-    unbalanced queries.
+    The defaults are those of the authors' code for balanced queries (src/tim.py, scripts/evaluate/tim_gd);
+    `tim_dirichlet` is for unbalanced queries.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to

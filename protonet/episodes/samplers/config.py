@@ -156,7 +156,7 @@ class EpisodeConfig(Sampler):
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
     def title(self) -> str:
-        """Describe the settings in a few words, such as ``5-way 1-shot 15-query``."""
+        """Format the settings as a short title of the protocol, such as ``5-way 1-shot 15-query``."""
         way, shot = ("-".join(map(str, dict.fromkeys(span))) for span in (self.way, self.shot))
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
         kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
@@ -265,7 +265,7 @@ class GeneralizedSampler(Sampler):
         return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
 
     def title(self) -> str:
-        """Describe the settings in a few words."""
+        """Format the settings as a short title of the protocol, as `EpisodeConfig.title` does."""
         return f"{self.novel.title()} beside {self.n_base} base classes"
 
 

@@ -187,5 +187,5 @@ class FixedSplit(Sampler):
         }
 
     def title(self) -> str:
-        """Describe the settings in a few words."""
+        """Format the settings as a short title of the protocol, for reports and logs."""
         return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"

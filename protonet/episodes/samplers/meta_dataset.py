@@ -150,7 +150,7 @@ class MetaDataset(Sampler):
         }
 
     def title(self) -> str:
-        """Describe the settings in a few words."""
+        """Format the settings as a short title of the protocol, for reports and logs."""
         kind = "nodes of a hierarchy" if self.all_of_group else "superclasses"
         return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
 

@@ -190,7 +190,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def title(self) -> str:
-        """Describe the settings in a few words."""
+        """Format the settings as a short title of the protocol, such as "5-way 1-shot"."""
 
 
 def compute_row_classes(index: ClassIndex, n_rows: int) -> Tensor:
