@@ -52,7 +52,7 @@ N_VIEW_STATISTICS, N_DATASET_STATISTICS = 10, 23  #: Numbers of statistics of ea
 #: Indices of the statistics of a data set from which the temperature is predicted: counts, and held-out results. The
 #: other statistics are not used for the temperature, since their effect differs between data sets.
 TEMPERATURE_STATISTICS = [0, 2, 3, 4, 18, 19, 20, 21, 22]
-HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
+N_HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 #: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
 MIN_VIEW_SPREAD = 1e-6
 #: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
@@ -291,11 +291,11 @@ class WeightingPrior(nn.Module):
         for name, size in (("view", N_VIEW_STATISTICS), ("dataset", N_DATASET_STATISTICS)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
             self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
-        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TRAITS) + N_DATASET_STATISTICS, HIDDEN_UNITS)
-        self.second = ZeroInitializedLinear(2 * HIDDEN_UNITS, HIDDEN_UNITS)
-        self.score = ZeroInitializedLinear(HIDDEN_UNITS, 1)
-        self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTICS), HIDDEN_UNITS)
-        self.size = ZeroInitializedLinear(HIDDEN_UNITS, 1)
+        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TRAITS) + N_DATASET_STATISTICS, N_HIDDEN_UNITS)
+        self.second = ZeroInitializedLinear(2 * N_HIDDEN_UNITS, N_HIDDEN_UNITS)
+        self.score = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
+        self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTICS), N_HIDDEN_UNITS)
+        self.size = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
         self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
 
     def forward(

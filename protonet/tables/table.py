@@ -31,7 +31,7 @@ COMMON_LABEL_NAMES = frozenset(
     | {"diagnosis", "survived", "quality", "grade", "churn", "default"}
 )
 #: Maximum number of values, and minimum rows per value, of columns that are suggested as labels.
-MAX_LABEL_VALUES, MIN_ROWS_PER_CLASS = 50, 3
+MAX_SUGGESTED_LABEL_VALUES, MIN_ROWS_PER_SUGGESTED_VALUE = 50, 3
 #: Maximum number of suggestions in a message.
 MAX_SUGGESTIONS = 4
 #: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
@@ -334,7 +334,7 @@ def _suggest_label(source: TableSource, label: str) -> str:
     likely = []
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
-        few_values = 2 <= n_values <= min(MAX_LABEL_VALUES, len(cells) / MIN_ROWS_PER_CLASS)
+        few_values = 2 <= n_values <= min(MAX_SUGGESTED_LABEL_VALUES, len(cells) / MIN_ROWS_PER_SUGGESTED_VALUE)
         if name and few_values and not parse_labels(replace_missing_cells(cells))[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     columns = ", ".join(

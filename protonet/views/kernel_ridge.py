@@ -108,18 +108,18 @@ class KernelRidgeSpec:
         return max(1, min(limits))
 
 
-CENTRED_LINEAR, STANDARDISED_LINEAR, RELEVANT_LINEAR, ROBUST_LINEAR, WHITENED_LINEAR = map(
+CENTRED_LINEAR_SPEC, STANDARDISED_LINEAR_SPEC, RELEVANT_LINEAR_SPEC, ROBUST_LINEAR_SPEC, WHITENED_LINEAR_SPEC = map(
     LinearSpec, ("centred", "standardised", "relevant", "robust", "whitened")
 )
 #: The kernel ridge views that are evaluated by default, without their bandwidth and ridge.
 KERNEL_RIDGE_SPECS = (
-    KernelRidgeSpec(CENTRED_LINEAR, 2),
-    KernelRidgeSpec(RELEVANT_LINEAR, 2),
-    KernelRidgeSpec(WHITENED_LINEAR, 2),
-    KernelRidgeSpec(STANDARDISED_LINEAR, 1),
-    KernelRidgeSpec(RELEVANT_LINEAR, 1),
-    KernelRidgeSpec(ROBUST_LINEAR, 1, apply_tanh=True),
-    KernelRidgeSpec(CENTRED_LINEAR, 2, shifted=True),
+    KernelRidgeSpec(CENTRED_LINEAR_SPEC, 2),
+    KernelRidgeSpec(RELEVANT_LINEAR_SPEC, 2),
+    KernelRidgeSpec(WHITENED_LINEAR_SPEC, 2),
+    KernelRidgeSpec(STANDARDISED_LINEAR_SPEC, 1),
+    KernelRidgeSpec(RELEVANT_LINEAR_SPEC, 1),
+    KernelRidgeSpec(ROBUST_LINEAR_SPEC, 1, apply_tanh=True),
+    KernelRidgeSpec(CENTRED_LINEAR_SPEC, 2, shifted=True),
 )
 #: The bandwidths and ridges that are evaluated for each view by default.
 KERNEL_BANDWIDTHS, KERNEL_RIDGE_PENALTIES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
@@ -141,7 +141,7 @@ class KernelRidgeFamily(ViewFamily):
     def for_effort(cls, effort: str) -> KernelRidgeFamily:
         """Build the family: with fewer views, bandwidths and ridge penalties for the effort "fast"."""
         if effort == "fast":
-            views = tuple(view for view in KERNEL_RIDGE_SPECS if view.source != RELEVANT_LINEAR)
+            views = tuple(view for view in KERNEL_RIDGE_SPECS if view.source != RELEVANT_LINEAR_SPEC)
             return cls(views, (1.0, 4.0), (1e-2, 1e-1))
         return cls()
 

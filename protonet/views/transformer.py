@@ -24,10 +24,10 @@ from torch import Tensor
 
 from protonet.views.onnx_graph import OnnxGraph
 
-DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
-ROW_DIM, ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
+DIM, N_CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
+ROW_DIM, N_ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
 HEAD_DIM = 16  #: Width of an attention head.
-LAYERS = CELL_LAYERS + ROW_LAYERS
+N_LAYERS = N_CELL_LAYERS + N_ROW_LAYERS
 CLASS_CODES = 10  #: Number of class codes. One more code is that of rows without a label.
 CELL_CHANNELS = 11  #: Number of values that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
 RANK_CHANNEL = 1  #: Index of the rank of a cell among these values.
@@ -45,12 +45,12 @@ def _list_shapes() -> dict[str, tuple[int, ...]]:
         "label": (DIM,),
         "codes": (CLASS_CODES + 1, DIM),
     }
-    for layer in range(LAYERS):
-        dim = DIM if layer < CELL_LAYERS else ROW_DIM
+    for layer in range(N_LAYERS):
+        dim = DIM if layer < N_CELL_LAYERS else ROW_DIM
         parts: dict[str, tuple[int, ...]] = {"query": (dim, dim), "memory": (2 * dim, dim), "rows_out": (dim, dim)}
         parts |= {"up": (2 * dim, dim), "up_bias": (2 * dim,), "down": (dim, 2 * dim), "down_bias": (dim,)}
         parts |= {f"norm{index}{part}": (dim,) for index in (1, 2) for part in ("", "_bias")}
-        if layer < CELL_LAYERS:
+        if layer < N_CELL_LAYERS:
             parts |= {"columns": (3 * dim, dim), "columns_out": (dim, dim), "norm0": (dim,), "norm0_bias": (dim,)}
         shapes |= {f"{layer}.{name}": shape for name, shape in parts.items()}
     shapes |= {"row": (ROW_DIM, DIM), "row_codes": (CLASS_CODES + 1, ROW_DIM)}
@@ -89,8 +89,8 @@ def count_multiplications(columns: int, labelled: int) -> int:
 
     tokens = columns + 1
     cell_layer = 4 * DIM**2 + 2 * DIM * tokens + count_layer(DIM)
-    cell = DIM * (CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)) + CELL_LAYERS * cell_layer
-    return tokens * cell + 2 * DIM * ROW_DIM + ROW_LAYERS * count_layer(ROW_DIM)
+    cell = DIM * (CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)) + N_CELL_LAYERS * cell_layer
+    return tokens * cell + 2 * DIM * ROW_DIM + N_ROW_LAYERS * count_layer(ROW_DIM)
 
 
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> EncodedContext:
@@ -99,7 +99,7 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
     ``cells`` (tables, n, columns, CELL_CHANNELS) are float32, and ``codes`` (tables, n) the codes of the rows' classes.
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
-    for layer in range(LAYERS):
+    for layer in range(N_LAYERS):
         h = _attend_or_widen_tokens(weights, layer, h, codes)
         attended.append(_compute_keys_and_values(weights, layer, h))
         h = _attend_to_labelled_rows(weights, layer, h, attended[-1])
@@ -146,9 +146,9 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
 
 def _attend_or_widen_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
     """Compute the tokens h of a layer before they attend to labelled rows; cell layers first attend to columns."""
-    if layer < CELL_LAYERS:
+    if layer < N_CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
-    if layer > CELL_LAYERS:
+    if layer > N_CELL_LAYERS:
         return h
     return F.linear(h, weights["row"]) + _embed_codes(codes, weights["row_codes"])
 
@@ -158,7 +158,7 @@ def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Te
     tables, rows, columns, dim = h.shape
     z = F.linear(_layer_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
-    if layer == CELL_LAYERS - 1:
+    if layer == N_CELL_LAYERS - 1:
         q, h = q[:, :, :1], h[:, :, :1]
     z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
     return h + F.linear(z, weights[f"{layer}.columns_out"])
@@ -232,20 +232,20 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     h = graph.add("Concat", label, h, axis=1)  # (m, columns, DIM)
     dim = DIM
     for layer, (keys, values) in enumerate(memory.attended):
-        if layer < CELL_LAYERS:
+        if layer < N_CELL_LAYERS:
             z = multiply(layer_norm(f"{layer}.norm0", h), f"{layer}.columns")
             z = graph.add("Reshape", z, np.array([-1, columns, 3, dim // HEAD_DIM, HEAD_DIM]))
             q, k, v = (
                 gather(graph.add("Transpose", z, perm=perm), part, 0)
                 for part, perm in enumerate(([2, 0, 3, 1, 4], [2, 0, 3, 4, 1], [2, 0, 3, 1, 4]))
             )
-            if layer == CELL_LAYERS - 1:
+            if layer == N_CELL_LAYERS - 1:
                 columns = 1
                 q, h = graph.add("Gather", q, np.array([0]), axis=2), graph.add("Gather", h, np.array([0]), axis=1)
             z = graph.add("Transpose", attend(q, k, v), perm=[0, 2, 1, 3])
             z = graph.add("Reshape", z, np.array([-1, columns, dim]))
             h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))
-        elif layer == CELL_LAYERS:
+        elif layer == N_CELL_LAYERS:
             dim = ROW_DIM
             h = graph.add("Add", multiply(h, "row"), weights["row_codes"][CLASS_CODES])
         q = multiply(layer_norm(f"{layer}.norm1", h), f"{layer}.query")

@@ -37,11 +37,11 @@ from protonet.views.tabular_transformer import (
 )
 from protonet.views.transformer import (
     CELL_CHANNELS,
-    CELL_LAYERS,
     CLASS_CODES,
     DIM,
     HEAD_DIM,
-    LAYERS,
+    N_CELL_LAYERS,
+    N_LAYERS,
     RANK_CHANNEL,
     WAVE_FREQUENCIES,
     WEIGHT_COUNT,
@@ -101,11 +101,11 @@ def embed_slowly(
             read = weights["cell"] @ torch.cat([cell, torch.stack(waves)]) + weights["cell_bias"]
             states.append(read + weights["codes"][code])
         rows.append(torch.stack(states))  # (columns + 1, DIM)
-    for layer in range(LAYERS):
+    for layer in range(N_LAYERS):
         w = {name.split(".")[1]: value for name, value in weights.items() if name.startswith(f"{layer}.")}
-        if layer == CELL_LAYERS:  # from here on, the label tokens alone
+        if layer == N_CELL_LAYERS:  # from here on, the label tokens alone
             rows = [h[:1] @ weights["row"].T + weights["row_codes"][code] for h, code in zip(rows, codes, strict=True)]
-        for index, h in enumerate(rows if layer < CELL_LAYERS else ()):
+        for index, h in enumerate(rows if layer < N_CELL_LAYERS else ()):
             q, k, v = (norm(f"{layer}.norm0", h) @ w["columns"].T).split(DIM, dim=1)
             rows[index] = h + torch.stack([attend(query, k, v) for query in q]) @ w["columns_out"].T
         normed = [norm(f"{layer}.norm1", h) for h in rows]

@@ -63,14 +63,14 @@ class Category(FittedColumn):
         return tuple(f"={level}" if level else " missing" for level in levels)
 
     @property
-    def _is_complete(self) -> bool:
+    def _has_all_levels(self) -> bool:
         """Whether each category of the training rows has a feature."""
         return sum(self.counts) == self.rows
 
     @property
     def _is_binary(self) -> bool:
         """Whether the training rows have exactly two categories, so that one feature is enough."""
-        return len(self.levels) == 2 and self._is_complete
+        return len(self.levels) == 2 and self._has_all_levels
 
     @property
     def rare_fraction(self) -> float:
@@ -86,7 +86,7 @@ class Category(FittedColumn):
         """Compute scaled features (levels + 1, features) of each level; the last row is that of other categories."""
         fractions = np.array(self.counts) / self.rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
-        if self._is_complete:
+        if self._has_all_levels:
             one_hot[-1] = 0.0
         variances = fractions * (1 - fractions)
         if self._is_binary:
@@ -140,7 +140,7 @@ class Category(FittedColumn):
 
         If rare categories of the training rows have no feature, unknown ones are treated like them: no cell is invalid.
         """
-        return np.asarray(self.is_rare_or_unknown(cells) & (format_cells(cells) != "") & self._is_complete)
+        return np.asarray(self.is_rare_or_unknown(cells) & (format_cells(cells) != "") & self._has_all_levels)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the cells whose category has no feature: rare or absent in the training rows."""
@@ -149,7 +149,7 @@ class Category(FittedColumn):
     def summary(self) -> str:
         """Summarize the first levels of the column in one line, for users."""
         names = [to_printable(level) if level else "missing" for level in self.levels[:4]]
-        names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._is_complete)
+        names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._has_all_levels)
         return f"category: {', '.join(names)}"
 
     @classmethod
@@ -170,7 +170,7 @@ class Category(FittedColumn):
         if "" not in rows:  # a missing value has the features of other categories
             rows[""], features = other + 1, np.concatenate([features, features[-1:]])
         uninformative = np.zeros(len(features), bool)
-        uninformative[rows[""]], uninformative[other] = True, self._is_complete
+        uninformative[rows[""]], uninformative[other] = True, self._has_all_levels
         exact = {level: level for level in self.levels if level}
         spellings = {
             spell(text): level

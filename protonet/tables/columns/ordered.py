@@ -35,12 +35,12 @@ CYCLE_DAYS = {"day": 1.0, "week": 7.0, "year": 365.2425}
 MIN_CYCLE_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
 #: The cosine and the sine of a date's phase in a cycle are multiplied by this factor. It is less than 1, the standard
 #: deviation of the linear time, because the linear time is more often informative.
-CYCLE_RADIUS = 0.4
+CYCLE_FEATURE_SCALE = 0.4
 #: Minimum circular variance (1 minus the mean resultant length) of dates that are encoded by their phase in a cycle.
 MIN_CYCLE_SPREAD = 0.01
 #: If dates are on at most this many distinct days of the month, such as the first, their weekdays are accidental: the
 #: cycle of the week is then not encoded.
-MAX_FIXED_MONTH_DAYS = 2
+MAX_DISTINCT_MONTH_DAYS = 2
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Date(OrderedColumn):
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
         """Compute two features (n,) for each cycle: cosine and sine of the phase of days (n,), on a small circle."""
         angles = [2 * math.pi * filled / CYCLE_DAYS[name] for name in self.cycles]
-        return [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
+        return [CYCLE_FEATURE_SCALE * function(angle) for angle in angles for function in (np.cos, np.sin)]
 
     def summary(self) -> str:
         """Summarize the format, the cycles and the fraction of missing values in one line, for users."""
@@ -287,6 +287,6 @@ def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
         return False
     if cycle == "week":
         dates = np.floor(days).astype("datetime64[D]")
-        return len(np.unique(dates - dates.astype("datetime64[M]"))) > MAX_FIXED_MONTH_DAYS
+        return len(np.unique(dates - dates.astype("datetime64[M]"))) > MAX_DISTINCT_MONTH_DAYS
     angles = 2 * math.pi * days / CYCLE_DAYS[cycle]
     return 1 - math.hypot(np.cos(angles).mean(), np.sin(angles).mean()) > MIN_CYCLE_SPREAD
