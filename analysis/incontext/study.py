@@ -164,7 +164,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if present is not None:
         rows["validation"] = validate(flat, present, tasks)
         table += "\n" + tabulate_validation(rows["validation"]) + VALIDATION_NOTE
-    if options.write and (present is None or is_better(rows["validation"])):
+    if options.write and (present is None or passes_validation(rows["validation"])):
         write_atomically(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
     lines = [[f"{row['tables']:,}", f"{row['accuracy']:.2f}", f"{row['loss']:.4f}"] for row in log]
     table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_TASK_STEP)
@@ -212,7 +212,7 @@ def validate(new: Tensor, old: Tensor, tasks: Sequence[Task]) -> list[dict[str, 
     return rows
 
 
-def is_better(rows: Sequence[Mapping[str, Any]]) -> bool:
+def passes_validation(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Test whether new weights have a log loss lower by two standard errors, and no lower accuracy, over all tasks."""
     accuracy, loss = rows[-1]["accuracy"], rows[-1]["loss"]
     return bool(accuracy["mean"] >= 0 and loss["mean"] < -2 * loss["error"])

@@ -22,7 +22,7 @@ from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 #: Titles of methods to which differences are shown; "{}" is the representation whose embeddings they read.
-TITLES = {
+METHOD_TITLES = {
     measure.NONE: "fit, none",
     measure.CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
     measure.NEAREST: "nearest name, {}",
@@ -110,7 +110,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
             sets, methods = (list(dict.fromkeys(row[name] for row in selected)) for name in ("dataset", "method"))
             head = f"{plural(len(sets), 'set')} of {items}, {shots} labelled per class"
             parts += [f"**{head}**\n", tabulate_means(selected, sets, methods)]
-            means = [average(selected, method) for method in methods]
+            means = [average_by_dataset(selected, method) for method in methods]
             cells = [[f"{mean[name]:.1f}" if name in mean else "" for mean in means] for name in sets]
             lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
             titles = (name_method(method, selected) for method in methods)
@@ -120,7 +120,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
 
 def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
     """Format a table with a line per method: mean accuracy over data sets, mean differences to others, and time."""
-    means = {method: average(rows, method) for method in methods}
+    means = {method: average_by_dataset(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
         mean = f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else ""
@@ -128,14 +128,14 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
         for other in methods:
             shared = [name for name in sets if name in selected and name in means[other]]
             leads = [selected[name] - means[other][name] for name in shared]
-            line += ["" if other == method else format_mean(leads, sign=True)] * (other in TITLES)
+            line += ["" if other == method else format_mean(leads, sign=True)] * (other in METHOD_TITLES)
         seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
         lines.append([*line, f"{seconds:.1f}"])
-    headings = [f"less {name_method(other, rows)}" for other in methods if other in TITLES]
+    headings = [f"less {name_method(other, rows)}" for other in methods if other in METHOD_TITLES]
     return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
-def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
+def average_by_dataset(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
     """Compute the mean accuracy of a method over splits, by data set."""
     scores: dict[str, list[float]] = {}
     for row in rows:
@@ -146,4 +146,4 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the name of a method for tables, with its description."""
-    return TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])
+    return METHOD_TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])

@@ -191,7 +191,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     return StudyReport(rows, tabulate(rows) + TABLE_NOTE.format(tasks=f"{len(tasks):,}"))
 
 
-def load_left_out(name: str) -> WeightingPrior:
+def load_left_out_prior(name: str) -> WeightingPrior:
     """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_PRIOR_NAME``)."""
     path = LEFT_OUT_FOLDER / name
     if not path.exists():

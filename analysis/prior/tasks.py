@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.real_data.sets import DATASETS, is_held_out, is_reported, list_tables, load_real, normalize_name
+from analysis.real_data.sets import DATASETS, is_held_out, is_reported, list_tables, load_real_dataset, normalize_name
 from protonet._io import write_atomically
 from protonet.errors import InputError, MissingPackageError
 from protonet.fit.networks import fit_view
@@ -246,7 +246,7 @@ def _draw_synthetic(rng: np.random.Generator) -> Task | None:
 def _draw_real(rng: np.random.Generator) -> Task | None:
     """Sample a task from a data set of `analysis.real_data.sets`; None if classes have too few rows."""
     name = str(rng.choice(list(DATASETS)))
-    data = load_real(name)
+    data = load_real_dataset(name)
     x, y = data.x.double().numpy(), data.y.numpy()
     split = _split(y, rng)
     if split is None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 
-from analysis.prior.study import MIXED_PRIOR_NAME, load_left_out
+from analysis.prior.study import MIXED_PRIOR_NAME, load_left_out_prior
 from analysis.real_data.robustness import Run, compute_scores
 from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
@@ -149,7 +149,7 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
 
 Method = Callable[[MixedSplit], PredictionOutcome]
 PROTONET_METHODS: dict[str, Method] = {
-    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out(MIXED_PRIOR_NAME))),
+    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out_prior(MIXED_PRIOR_NAME))),
     "ours": fit_protonet,
     "fast": functools.partial(fit_protonet, effort="fast"),
 }

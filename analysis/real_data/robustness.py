@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.prior.study import load_left_out
-from analysis.real_data.sets import DATASETS, load_real, split_shots
+from analysis.prior.study import load_left_out_prior
+from analysis.real_data.sets import DATASETS, load_real_dataset, split_shots
 from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, rank_log_probabilities
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
 from analysis.shared.tables import (
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
     """Yield the runs on all data sets with enough rows, one split after another."""
-    for name, data in load_available_sets(datasets, load_real):
+    for name, data in load_available_sets(datasets, load_real_dataset):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
                 yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
@@ -154,11 +154,11 @@ def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, meth
 
 def run_method(run: Run) -> dict[str, float]:
     """Measure a method's accuracy, log-loss and calibration error on a split, and its seconds to fit."""
-    split = split_shots(load_real(run.dataset), run.shots, run.seed)
+    split = split_shots(load_real_dataset(run.dataset), run.shots, run.seed)
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
     if run.method == "left-out":
-        fit = functools.partial(fit_protonet, effort=ModelSearch(prior=load_left_out(run.dataset)))
+        fit = functools.partial(fit_protonet, effort=ModelSearch(prior=load_left_out_prior(run.dataset)))
     started = time.perf_counter()
     predictor = fit(split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from analysis.real_data.robustness import DATA_SOURCES
-from analysis.real_data.sets import DATASETS, MIN_SPARE_ROWS, load_real
+from analysis.real_data.sets import DATASETS, MIN_SPARE_ROWS, load_real_dataset
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
 from analysis.shared.tables import format_mean
 from protonet.datasets import Dataset
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
     """Yield the runs on all data sets with enough rows, one split after another."""
-    for name, data in load_available_sets(options.datasets or DATASETS, load_real):
+    for name, data in load_available_sets(options.datasets or DATASETS, load_real_dataset):
         for shots in options.shots:
             for regime in options.regimes or list(UNLABELLED_REGIMES):
                 peers = options.peers and regime == "alike"
@@ -140,7 +140,7 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
 
 def measure_run(run: Run) -> dict[str, Any]:
     """Measure accuracies in percent, without and with unlabelled rows, and how well novel classes are detected."""
-    split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
+    split = split_rows(load_real_dataset(run.dataset), run.shots, run.seed, run.regime)
     assert split is not None, "list_runs leaves these out"
     known = split.unlabelled[1] < split.num_classes
     metadata = {"num_classes": split.num_classes}

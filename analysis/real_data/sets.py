@@ -159,7 +159,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 
 @cache
-def load_real(name: str) -> Dataset:
+def load_real_dataset(name: str) -> Dataset:
     """Load a data set by its name in ``DATASETS``, once per process."""
     if name not in DATASETS:
         raise_input_error("name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")

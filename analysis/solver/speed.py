@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.real_data.sets import load_real, split_shots
+from analysis.real_data.sets import load_real_dataset, split_shots
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import write_csv
 from protonet.datasets import load_glyphs
@@ -92,13 +92,13 @@ def list_measurements(folder: Path) -> Iterator[Measurement]:
     generator = np.random.default_rng(0)
     characters = load_glyphs(characters=list("abdeghknqr"), copies=3)
     predicted = {"784 pixels": split_rows(characters.x, characters.y, 20), "a spectrum": sample_spectra(generator)}
-    text = load_real("text")
+    text = load_real_dataset("text")
     predicted["a text"] = split_rows(text.x, text.y, 20)
     for name, data in predicted.items():
         yield from (Measurement("predict", name, data, effort) for effort in ("fast", "default"))
     for name in TIMED_DATASETS:
         for shots in SHOTS:
-            split = split_shots(load_real(name), shots, 0)
+            split = split_shots(load_real_dataset(name), shots, 0)
             if split is not None:
                 parts = {"x": split.train_x, "y": split.train_y, "new": split.test_x, "truth": split.test_y}
                 arrays = {part: value.numpy() for part, value in parts.items()}

@@ -19,7 +19,7 @@ from protonet import solve
 
 SEED = 0
 PREDICTED_ROWS, REPEATS = 512, 5  #: Rows of a prediction, and its repetitions, of which the fastest counts.
-RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.trial`).
+PROTOTYPE_RADIUS, NOISE_DEVIATION = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.trial`).
 Data = dict[str, Any]
 
 
@@ -65,8 +65,8 @@ def measure_large_fit(data: Data, effort: str) -> dict[str, float]:
     torch.set_num_threads(1)
     rows, classes, dim = (int(size) for size in data["sizes"])
     generator = torch.Generator().manual_seed(SEED)
-    centres = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * RADIUS
-    x, y = torch.randn(rows, dim, generator=generator).mul_(NOISE), torch.arange(rows) % classes
+    centres = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * PROTOTYPE_RADIUS
+    x, y = torch.randn(rows, dim, generator=generator).mul_(NOISE_DEVIATION), torch.arange(rows) % classes
     for block in x.split(classes):  # in place: nothing larger than the features is held
         block.add_(centres[: len(block)])
     start = time.process_time()

@@ -361,13 +361,13 @@ def compute_fit_details(
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
-    def next_part() -> FitProgress:
+    def start_next_part() -> FitProgress:
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(cv, names, model.column_sizes, seed, deadline, next_part())
-    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=next_part())
-    learning = compute_learning_curve(solution, cv, deadline, next_part())
+    importance = compute_importance(cv, names, model.column_sizes, seed, deadline, start_next_part())
+    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
+    learning = compute_learning_curve(solution, cv, deadline, start_next_part())
     logits = predict_held_out(cv)[held_out.clamp_min(0)]
     rows = EvaluatedRows(
         logits=logits,

@@ -28,7 +28,7 @@ from protonet.ui.command_line import check_known_name
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
 MAX_LISTED_CONTRADICTORY_ROWS = 3
 #: The form of integer labels in text files.
-_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+_INTEGER_PATTERN = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def parse_integers(labels: np.ndarray) -> np.ndarray:
@@ -39,7 +39,7 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind in "iu":
         return labels
     texts = labels.astype(str)
-    return texts.astype(np.int64) if all(map(_INTEGER.fullmatch, np.unique(texts).tolist())) else texts
+    return texts.astype(np.int64) if all(map(_INTEGER_PATTERN.fullmatch, np.unique(texts).tolist())) else texts
 
 
 def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:

@@ -150,7 +150,7 @@ def _describe_methods() -> str:
 
     from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
 
-    def wrap(*, transductive: bool) -> str:
+    def wrap_names(*, transductive: bool) -> str:
         names = ", ".join(name for name, spec in METHODS.items() if spec.transductive is transductive)
         return "\n  ".join(textwrap.wrap(names, 90, break_on_hyphens=False))
 
@@ -158,8 +158,8 @@ def _describe_methods() -> str:
   mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot, omniglot-rotations;
   meta-aircraft and others of --class-lists, of
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
-inductive methods:\n  {wrap(transductive=False)}
-transductive methods, which use all queries of an episode together:\n  {wrap(transductive=True)}
+inductive methods:\n  {wrap_names(transductive=False)}
+transductive methods, which use all queries of an episode together:\n  {wrap_names(transductive=True)}
 other names:\n  {", ".join(f"{alias} for {name}" for alias, name in METHOD_ALIASES.items())}
 other commands:
   train    meta-train an encoder
@@ -190,13 +190,13 @@ def run(arguments: Sequence[str] | None) -> None:
         preset = PRESETS[check_known_name("--preset", options.preset, PRESETS)].options.split()
         options = parser.parse_args([*preset, *words])
 
-    def list_given(some: Sequence[str]) -> set[str]:
+    def list_given_options(some: Sequence[str]) -> set[str]:
         """Return the names of the options that the words ``some`` of a command line set."""
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
 
     with _print_traceback_of_cause(options):
-        _run_evaluations(options, list_given(words), list_given(preset))
+        _run_evaluations(options, list_given_options(words), list_given_options(preset))
 
 
 @contextmanager
@@ -324,11 +324,11 @@ def main(arguments: Sequence[str]) -> int:
         name, *arguments = arguments
         prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].argument_names}
 
-    def run_named(given: Sequence[str] | None) -> None:
+    def run_subcommand(given: Sequence[str] | None) -> None:
         with renamed_arguments(**names):
             command(given)
 
-    return run_command(prog, run_named, arguments)
+    return run_command(prog, run_subcommand, arguments)
 
 
 if __name__ == "__main__":

@@ -186,10 +186,10 @@ def adjust_summaries(summaries: Sequence[EvaluationSummary]) -> list[EvaluationS
     over_classes = iter(adjust_p_values([pair.p_value_classes for pair in pairs]))
     over_episodes = iter(adjust_p_values([pair.p_value_episodes for pair in pairs]))
 
-    def adjust(pair: MethodComparison) -> MethodComparison:
+    def adjust_pair(pair: MethodComparison) -> MethodComparison:
         return replace(pair, p_holm_classes=next(over_classes), p_holm_episodes=next(over_episodes))
 
-    return [replace(summary, comparisons=[adjust(pair) for pair in summary.comparisons]) for summary in summaries]
+    return [replace(summary, comparisons=[adjust_pair(pair) for pair in summary.comparisons]) for summary in summaries]
 
 
 def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:

@@ -72,7 +72,7 @@ SHOWN_METRIC_KEYS = (
     "data",
 )
 
-Returned = TypeVar("Returned")
+ResultT = TypeVar("ResultT")
 #: A function that answers a `Request` or an `ActionRequest`. It returns a response, or a value that is sent as JSON.
 Handler = Callable[[Any], Awaitable[object]]
 
@@ -367,7 +367,7 @@ class LabelApi:
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
-    async def run_in_thread(self, work: Callable[[], Returned]) -> Returned:
+    async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Call a function in a worker thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 

@@ -28,11 +28,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def natural_order(names: Sequence[object]) -> list[int]:
     """Return the indices that sort names in natural order, in which k2 comes before k10."""
 
-    def key(at: int) -> list[tuple[int, int, str]]:
+    def sort_key(at: int) -> list[tuple[int, int, str]]:
         parts = re.split(r"([0-9]+)", str(names[at]))
         return [(0, int(part), part) if index % 2 else (1, 0, part.casefold()) for index, part in enumerate(parts)]
 
-    return sorted(range(len(names)), key=key)
+    return sorted(range(len(names)), key=sort_key)
 
 
 def to_percent(fraction: float, digits: int = 1) -> str:

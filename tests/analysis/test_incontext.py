@@ -20,7 +20,7 @@ from analysis.incontext.episodes import (
     make_episodes,
     read_columns,
 )
-from analysis.incontext.study import compare_pairs, draw_tasks, is_better, score
+from analysis.incontext.study import compare_pairs, draw_tasks, passes_validation, score
 from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
 from analysis.real_data.sets import is_held_out, is_reported
 from protonet.errors import InputError
@@ -197,4 +197,4 @@ def test_weights_are_replaced_if_the_loss_is_lower_by_two_errors(
         name: dict(zip(("mean", "error"), value, strict=True))
         for name, value in (("accuracy", accuracy), ("loss", loss))
     }
-    assert is_better([row]) == better
+    assert passes_validation([row]) == better

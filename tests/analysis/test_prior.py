@@ -124,9 +124,9 @@ def test_training_lowers_the_loss_and_is_deterministic(tasks: list[MeasuredTask]
 def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(study, "LEFT_OUT_FOLDER", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
-        study.load_left_out("iris")
+        study.load_left_out_prior("iris")
     (tmp_path / "iris").write_text(serialize_prior(WeightingPrior()))
-    assert isinstance(study.load_left_out("iris"), WeightingPrior)
+    assert isinstance(study.load_left_out_prior("iris"), WeightingPrior)
 
 
 def test_weights_are_written_as_a_module(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from analysis.real_data.sets import (
     TABLES,
     MixedSplit,
     load_mixed,
-    load_real,
+    load_real_dataset,
     load_series,
     load_series_arrays,
     load_spectra,
@@ -101,8 +101,8 @@ def test_sets_have_rows_for_20_shots(
     name: str, rows: int | None, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path))
-    data = load_real(name)
-    assert load_real(name) is data
+    data = load_real_dataset(name)
+    assert load_real_dataset(name) is data
     assert rows in {None, len(data.x)}
     counts = torch.bincount(data.y)
     assert len(counts) == data.num_classes == classes
@@ -142,7 +142,7 @@ def test_splits_have_20_to_2000_test_rows() -> None:
 
 
 def test_run_is_the_solvers() -> None:
-    split = split_shots(load_real("iris"), 2, 0)
+    split = split_shots(load_real_dataset("iris"), 2, 0)
     assert split is not None
     result = run_method(Run("iris", 2, 0, "fast"))
     outcome = METHODS["fast"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
@@ -187,7 +187,7 @@ def test_missing_package_leaves_its_sets_out(
     (tmp_path / "aeon").mkdir()
     (tmp_path / "aeon" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)  # an aeon without data
-    load_real.cache_clear()
+    load_real_dataset.cache_clear()
     assert list(list_runs(["ACSF1", "iris"], [5], 1, ["cosine"])) == [Run("iris", 5, 0, "cosine")]
     line = capsys.readouterr().err
     assert line.startswith("ACSF1 is left out: `aeon` must be installed")
@@ -195,7 +195,7 @@ def test_missing_package_leaves_its_sets_out(
 
 
 def test_regimes_hide_their_rows() -> None:
-    data = load_real("digits")
+    data = load_real_dataset("digits")
     alike, imbalanced, novel = (split_rows(data, 5, 0, regime) for regime in ("alike", "shares", "strangers"))
     assert alike is not None
     assert imbalanced is not None
@@ -210,7 +210,7 @@ def test_regimes_hide_their_rows() -> None:
     rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.unlabelled, alike.test)]
     assert not rows[0] & rows[1]
     assert len(rows[1] & rows[2]) < 3  # digits hold a few equal images
-    assert split_rows(load_real("breast_cancer"), 5, 0, "strangers") is None
+    assert split_rows(load_real_dataset("breast_cancer"), 5, 0, "strangers") is None
 
 
 def test_reports(make_report: Callable[[str], Made]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.real_data.sets import load_real
+from analysis.real_data.sets import load_real_dataset
 from analysis.solver.speed import Measurement, measure, split_rows, tabulate
 from analysis.solver.speed_worker import MEASUREMENTS
 from solution.pack import ROOT
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the module reso
 
 
 def test_a_solve_and_its_growth_are_measured_and_tabulated(tmp_path: Path) -> None:
-    iris = load_real("iris")
+    iris = load_real_dataset("iris")
     fit = measure(Measurement("fit", "iris, 2", split_rows(iris.x, iris.y, 2), "fast"), ROOT, tmp_path)
     grow = MEASUREMENTS["grow"]({"sizes": np.array([60, 3, 8])}, "fast")
     assert min(fit["value"], grow["value"]) > 0

@@ -82,7 +82,7 @@ def make_gpt() -> nn.Module:
         mlp = make_mlp(GPT_WIDTH, 4 * GPT_WIDTH, GPT_WIDTH, activation=nn.GELU)
         return nn.Sequential(attention, ResidualLayers(nn.LayerNorm(GPT_WIDTH), mlp))
 
-    def draw_as_gpt_2(module: nn.Module) -> None:
+    def initialize_like_gpt_2(module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -90,7 +90,7 @@ def make_gpt() -> nn.Module:
 
     embedding, blocks = TokenEmbedding(N_ASCII_SYMBOLS, CONTEXT_LENGTH, GPT_WIDTH), [make_block() for _ in range(2)]
     head = nn.Linear(GPT_WIDTH, N_ASCII_SYMBOLS, bias=False)
-    return nn.Sequential(embedding, *blocks, nn.LayerNorm(GPT_WIDTH), head).apply(draw_as_gpt_2)
+    return nn.Sequential(embedding, *blocks, nn.LayerNorm(GPT_WIDTH), head).apply(initialize_like_gpt_2)
 
 
 @make_workload_builder

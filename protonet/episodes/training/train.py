@@ -269,12 +269,12 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
     """
     interrupted = threading.Event()
 
-    def note(*_: object) -> None:
+    def record_interrupt(*_: object) -> None:
         if interrupted.is_set():
             raise KeyboardInterrupt
         interrupted.set()
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, record_interrupt)
     try:
         yield interrupted.is_set
     finally:
