@@ -56,6 +56,17 @@ def test_the_table_of_results_is_computed_from_the_committed_one(row: int) -> No
     assert baseline == max(others, key=lambda method: np.mean([entry[method] for entry in means]))
 
 
+def test_the_raw_tables_are_the_committed_ones() -> None:
+    rows = json.loads((RESULTS / "raw_tables.json").read_text(encoding="utf-8"))
+    line = next(line for line in README.splitlines() if "raw_tables.md" in line)
+    best = np.array([max(row["forest"], row["logistic"]) for row in rows])
+    ours, forest = (np.array([row[method] for row in rows]) for method in ("default", "forest"))
+    means = [f"{100 * values.mean():.1f}" for values in (ours, forest, best)]
+    assert f"| {len(rows)} | **{means[0]}** | {means[1]} skrub, forest | {means[2]} |" in line
+    counts = f"ahead {(ours > forest).sum()}, behind {(ours < forest).sum()} |"
+    assert line.endswith(f"| {100 * np.median(ours - best):+.1f} | {counts}")
+
+
 def test_the_contest_line_is_the_committed_run() -> None:
     run = json.loads((RESULTS / "contest.json").read_text(encoding="utf-8"))
     text = " ".join(README.partition("## Contest entry")[2].split())
