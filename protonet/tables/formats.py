@@ -120,7 +120,7 @@ def open_table_source(
 
 
 def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
-    """Open a picture, or a folder of pictures, as a table of paths; one folder per class gives a label column, too."""
+    """Open a picture or a folder of pictures as a table of paths, with the column ``label`` for class folders."""
     paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
         broken = detect_broken_pictures(paths)

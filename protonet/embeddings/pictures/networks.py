@@ -378,7 +378,7 @@ def _raise_unknown_name(library: str, name: str, known: Sequence[str]) -> NoRetu
 
 
 def _raise_missing_weights(library: str, name: str, command: str) -> NoReturn:
-    """Raise an InputError for weights that are not in the cache; nothing is downloaded."""
+    """Raise an InputError: the weights of a network ``name`` are not in the cache; ``command`` would download them."""
     got = f"none of {library}:{name}; none are fetched here"
     remedy = f'Fetch them once with python -c "{command}", or pass a file of `weights`.'
     raise_input_error("backbone", "have its weights in the cache", got, remedy)
