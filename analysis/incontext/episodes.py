@@ -292,7 +292,7 @@ def make_episodes(
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
     columns_of_tables = _mix_column_types(generator, x, labelled)
-    return read_columns(generator, columns_of_tables, names.gather(1, y.gather(1, order)), labelled)
+    return encode_cells(generator, columns_of_tables, names.gather(1, y.gather(1, order)), labelled)
 
 
 def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
@@ -321,7 +321,7 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
     return Columns(values, gap, category, level.long().clamp(0, LEVELS - 1))
 
 
-def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
+def encode_cells(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
     """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, in batches, with random category codes."""
     values, gap, category, level = columns
     shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from analysis.incontext.episodes import LEVELS, N_REPEATED, Columns, Episodes, read_columns
+from analysis.incontext.episodes import LEVELS, N_REPEATED, Columns, Episodes, encode_cells
 from analysis.real_data.sets import (
     INSTALL_REMEDY,
     TABLES_PER_HELD_OUT_TABLE,
@@ -68,7 +68,7 @@ class RealTables:
             return None
         parts = [torch.from_numpy(np.stack([episode[0][part] for episode in drawn])) for part in range(4)]
         classes = torch.from_numpy(np.stack([episode[1] for episode in drawn]))
-        return read_columns(generator, Columns(*parts), classes, labelled)
+        return encode_cells(generator, Columns(*parts), classes, labelled)
 
 
 def _draw_episode(

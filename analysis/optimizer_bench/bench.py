@@ -28,7 +28,7 @@ import numpy as np
 from analysis.optimizer_bench import runs
 from analysis.optimizer_bench.runs import PEERS, Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
 from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
-from analysis.optimizer_bench.workloads import FILE_ROLE, WORKLOADS_BY_ROLE, get_groups
+from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import parse_finite_number
@@ -52,7 +52,7 @@ Summary = dict[str, Any]
 #: ``changed`` quantity and its ``factor``.
 ReportEntry = dict[str, Any]
 ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE}
-ROLE_TITLES[FILE_ROLE] = "Workloads of the file"
+ROLE_TITLES[FILE_WORKLOAD_ROLE] = "Workloads of the file"
 EASIER_BASELINE_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
 RATIO_NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,

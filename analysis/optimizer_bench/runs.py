@@ -29,7 +29,7 @@ from analysis.optimizer_bench.workload import (
     seed_initial_weights,
     train_workload,
 )
-from analysis.optimizer_bench.workloads import FILE_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
+from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, hash_sources, parse_integers, parse_names, run_all
 from protonet.errors import installed_version, optional_packages, raise_input_error
 
@@ -160,7 +160,7 @@ def select_workloads(
         known |= dict.fromkeys(load_workloads(path), path)
     if options.workloads is not None:
         return {name: known[name] for name in parse_names("--workloads", options.workloads, known)}
-    return {name: file for name, file in known.items() if get_groups(name).role in {*roles, FILE_ROLE}}
+    return {name: file for name, file in known.items() if get_groups(name).role in {*roles, FILE_WORKLOAD_ROLE}}
 
 
 @functools.cache

@@ -31,7 +31,7 @@ from protonet.errors import optional_packages
 STEPS_PER_VALIDATION, SMOOTHING_DECAY = 10, 0.8
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 IMAGE_SIDE, PIXELS_PER_IMAGE = 28, 28 * 28  #: Size of a picture of a character.
-MODULES_PER_VALIDATION_MODULE = 10  #: One module of the standard library in ten is for validation.
+VALIDATION_MODULE_INTERVAL = 10  #: One module of the standard library in ten is for validation.
 WORD_PATTERN = re.compile(r"[^\W\d]\w+")
 
 
@@ -124,7 +124,7 @@ def make_classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tenso
 def make_classification_task(
     make: Callable[[int], nn.Module], data: Dataset, *, held_out: int, size: int
 ) -> WorkloadTask:
-    """Make the task of classifying a data set; ``make(num_classes)`` is the model, ``held_out`` rows validate it."""
+    """Make the task of classifying a data set by ``make(num_classes)``; ``held_out`` rows are for validation."""
     loss, rows = make_classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
     return make_row_task(functools.partial(make, data.num_classes), loss, rows, size)
 
@@ -236,7 +236,7 @@ def read_sources() -> tuple[dict[str, str], dict[str, str]]:
     train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # A module stays on its side whatever others its Python has.
-        side = train if zlib.crc32(path.name.encode()) % MODULES_PER_VALIDATION_MODULE else validation
+        side = train if zlib.crc32(path.name.encode()) % VALIDATION_MODULE_INTERVAL else validation
         side[path.name] = path.read_text(encoding="utf-8")
     return train, validation
 

@@ -72,7 +72,7 @@ def find_tables(folder: Path) -> list[RawTable]:
     """List the tables in a folder and its subfolders that have a label column, one table for each set of columns."""
     tables, seen = list[RawTable](), set[tuple[str, ...]]()
     for path in sorted(folder.rglob("*.[ct]sv")):
-        table = read_raw(path) if path.stat().st_size < MAX_BYTES else None
+        table = read_raw_table(path) if path.stat().st_size < MAX_BYTES else None
         if table is None:
             continue
         _, frame, no_header = table
@@ -84,7 +84,7 @@ def find_tables(folder: Path) -> list[RawTable]:
     return tables
 
 
-def read_raw(path: Path) -> tuple[list[str], Any, bool] | None:
+def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
     """Read the lines of a file, its pandas data frame, and whether it lacks a header; None if it is not a plain table.
 
     Lines are the header, if there is one, and one line for each row.
@@ -132,7 +132,7 @@ def get_classes(column: Any) -> Any:
 
 def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True) -> dict[str, float]:
     """Compute the accuracy of each method on the test rows of a table, and the number of these rows."""
-    raw = read_raw(folder / table.path)
+    raw = read_raw_table(folder / table.path)
     assert raw is not None
     lines, frame, no_header = raw
     labels = frame[table.label].astype(str).str.strip().to_numpy()

@@ -135,7 +135,7 @@ def hash_file_stamps(image_set: ImageSet, settings: str) -> str:
 
 
 def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
-    """Open and decode a picture as an image of Pillow; ``min_side`` is as in `open_image`."""
+    """Open a picture as an image of Pillow; JPEGs may be reduced to ``min_side`` pixels per side while decoding."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if isinstance(picture, np.ndarray):

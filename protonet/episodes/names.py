@@ -68,7 +68,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Preset:
-    """The command-line options of an evaluation that papers report."""
+    """A preset: the command-line options of an evaluation protocol that papers report, with their source."""
 
     summary: str  #: A description of the episodes, in one line.
     source: str  #: The papers that report such evaluations.

@@ -67,7 +67,7 @@ def check_callable(argument: str, key: str, loaded: object, description: str) ->
 def wrap_plugin_error(
     error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
-    """Convert an error that a plug-in raised to an InputError, whose message includes the error's file and line."""
+    """Convert an error of the plug-in ``name`` to an InputError about ``argument``, which names the file and line."""
     got = f"{type(error).__name__} of {name}: {error}"
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]

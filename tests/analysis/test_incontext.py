@@ -17,8 +17,8 @@ from analysis.incontext.episodes import (
     NUMERIC_CHANNELS,
     Columns,
     Episodes,
+    encode_cells,
     make_episodes,
-    read_columns,
 )
 from analysis.incontext.study import compare_pairs, draw_tasks, passes_validation, score
 from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
@@ -56,7 +56,7 @@ def test_cells_agree_with_the_librarys() -> None:
     gap, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
     gap &= ~category
     level = torch.randint(4, (1, 30, 3), generator=generator)
-    episodes = read_columns(generator, Columns(values, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
+    episodes = encode_cells(generator, Columns(values, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
     hot = F.one_hot(level[0, :, 2], 4).float()
     features = torch.cat([torch.stack([values[0, :, 0], gap[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1)
     cells = CellEncoder(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)

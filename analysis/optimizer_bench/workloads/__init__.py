@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from analysis.optimizer_bench.workloads import dynamics, graphs, pictures, sources, streams
 
-FILE_ROLE = "file"  #: Role, family and kind of the workloads of a file.
+FILE_WORKLOAD_ROLE = "file"  #: Role, family and kind of the workloads of a file.
 
 WORKLOADS_BY_ROLE = {
     "visible": {
@@ -53,10 +53,10 @@ WORKLOADS_BY_ROLE = {
 class WorkloadGroups(NamedTuple):
     """The groups that a workload belongs to: its role, family and kind; results are averaged by group."""
 
-    role: str = FILE_ROLE
-    family: str = FILE_ROLE
+    role: str = FILE_WORKLOAD_ROLE
+    family: str = FILE_WORKLOAD_ROLE
     #: The scarce resource. In streams no row repeats; tables of vectors see few of their rows in a step.
-    kind: str = FILE_ROLE
+    kind: str = FILE_WORKLOAD_ROLE
 
 
 KINDS = dict.fromkeys(("recommender", "ranking", "words"), "tables") | {"heat": "streams"}

@@ -52,7 +52,7 @@ INITIAL_OUTPUT_SCALE = 0.1  #: Factor on the outputs of a layer that preserves t
 #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 TILE_SIDE, NOISE_RANGE = 12, (0.02, 0.3)
 FREQUENCY_DEVIATION = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
-N_FREQUENCIES, WIDTH = 48, 96
+N_FREQUENCIES, MLP_WIDTH = 48, 96
 
 
 @make_workload_builder
@@ -434,10 +434,10 @@ def pixels() -> WorkloadTask:
     y = standardise(image.flatten(0, 1))  # (n, 3)
 
     def make() -> nn.Module:
-        layers: list[nn.Module] = [FourierFeatures(2), nn.Linear(2 * N_FREQUENCIES, WIDTH)]
+        layers: list[nn.Module] = [FourierFeatures(2), nn.Linear(2 * N_FREQUENCIES, MLP_WIDTH)]
         for _ in range(2):
-            layers.append(ResidualLayers(nn.BatchNorm1d(WIDTH), make_mlp(WIDTH, 2 * WIDTH, WIDTH)))
-        return nn.Sequential(*layers, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+            layers.append(ResidualLayers(nn.BatchNorm1d(MLP_WIDTH), make_mlp(MLP_WIDTH, 2 * MLP_WIDTH, MLP_WIDTH)))
+        return nn.Sequential(*layers, nn.BatchNorm1d(MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, 3))
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), y[rows])

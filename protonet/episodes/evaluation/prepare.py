@@ -252,10 +252,10 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     encoder = sources.trained
     if encoder is not None:
         encoder = encoder._replace(encoder=encoder.encoder.to(device), head=encoder.head.to(device))
-    rows = _open_rows(data, chosen + (base_ids if is_within else []), encoder, device)
+    rows = _load_rows(data, chosen + (base_ids if is_within else []), encoder, device)
     base, means, queries, mean = None, None, None, None
     if base_ids:
-        base_rows = rows if is_within else _open_rows(sources.base, base_ids, encoder, device)
+        base_rows = rows if is_within else _load_rows(sources.base, base_ids, encoder, device)
         base_index = index_classes(sources.base.y).select_classes(torch.tensor(base_ids))
         base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
         mean = base_rows.summarize_base_classes(base_index).mean if kind == "cl2" else None
@@ -353,7 +353,7 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
     return base_ids
 
 
-def _open_rows(
+def _load_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> DatasetRows:
     """Load rows of a data set on a device: all rows or, with an encoder, embeddings of the classes ``class_ids``."""

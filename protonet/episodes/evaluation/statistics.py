@@ -189,7 +189,7 @@ class TuningResult:
         return self.accuracies[self.best_method].n_episodes
 
     def to_dict(self) -> dict[str, object]:
-        """Convert the accuracies and the choice to a dictionary for JSON."""
+        """Convert the accuracies of all settings, and the best settings, to a dictionary for JSON."""
         rates = {
             name: {"accuracy": rate.mean, "half_width": nan_to_none(rate.half_width_episodes)}
             for name, rate in self.accuracies.items()
@@ -197,7 +197,7 @@ class TuningResult:
         return {"chosen": self.best_method, "classes": self.n_classes, "episodes": self.n_episodes, "accuracies": rates}
 
     def __str__(self) -> str:
-        """Format the accuracies and the choice as one line."""
+        """Format the accuracies of all settings, and the best settings, as one line."""
         rates = (f"{name} {100 * rate.mean:.2f}" for name, rate in self.accuracies.items())
         where = f"on {self.n_classes} validation classes, {self.n_episodes:,} episodes"
         return f"{self.best_method} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."

@@ -20,7 +20,7 @@ from protonet.errors import raise_input_error
 
 #: If centring reduces a query's squared norm to less than this fraction, the centred query is computed explicitly:
 #: differences of inner products would be too inexact.
-MIN_KEPT_SQUARED_NORM = 1e-2
+MIN_CENTRED_NORM_FRACTION = 1e-2
 #: Added to the votes of each class, which sum to 1, so that a class without neighbours has a finite logit. Our choice.
 EMPTY_CLASS_WEIGHT = 1e-6
 
@@ -94,7 +94,7 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     products = (means_and_centre @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
     centred_squares = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries)
     directions = products[:, :-1] / centred_squares.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    inexact = centred_squares < MIN_KEPT_SQUARED_NORM * squares
+    inexact = centred_squares < MIN_CENTRED_NORM_FRACTION * squares
     if bool(inexact.any()):  # queries close to the centre
         directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(inexact, directions)
     return _compute_negative_distances(directions, means)
@@ -175,7 +175,7 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
 
 
 def get_class_text_embeddings(episodes: Episodes) -> Tensor:
-    """Get the embeddings of texts (episodes, n_way, dim); raise an InputError if there are none."""
+    """Get the embeddings of class texts (episodes, n_way, dim); raise an InputError if the episodes have no texts."""
     if episodes.texts is None:
         raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")
     return episodes.texts
