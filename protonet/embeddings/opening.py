@@ -1,4 +1,4 @@
-"""Opening of representations by name, from a folder or file, or from an installed package."""
+"""Open representations, which are pretrained text or picture encoders, by name: from a package, a folder or a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PICTURES_PER_BATCH = 32
 
 @dataclass(frozen=True)
 class PackagedRepresentation:
-    """A representation whose weights are in a package on the package index."""
+    """A representation (pretrained encoder) whose weights are in a package on the package index."""
 
     modality: str  #: "text" or "picture".
     required_modules: tuple[str, ...]  #: The modules that must be installed.
@@ -99,7 +99,7 @@ PACKAGED: Mapping[str, PackagedRepresentation] = {
 
 
 def default_representation(modality: str) -> str | None:
-    """Look up the name of the first installed representation of a modality; None if none is installed."""
+    """Look up the name of the first installed representation (encoder) of a modality; None if none is installed."""
     for name, packaged in PACKAGED.items():
         if packaged.modality == modality and all(find_spec(module) for module in packaged.required_modules):
             return name
@@ -107,7 +107,7 @@ def default_representation(modality: str) -> str | None:
 
 
 class SelectedRepresentations(NamedTuple):
-    """The names of the selected representations of texts and of pictures."""
+    """The names of the selected representations (pretrained encoders) of texts and of pictures."""
 
     text_name: str | None  #: Name of the representation of texts; None if none is selected.
     picture_name: str | None  #: Name of the representation of pictures; None if none is selected.
@@ -184,7 +184,7 @@ def get_modality(name: str) -> str:
 
 
 def open_representation(name: str) -> Representation:
-    """Open a representation by its name.
+    """Open a representation (pretrained encoder) by its name.
 
     The name is one of `PACKAGED`; LIBRARY:NAME for a network in the cache of a library, such as timm;
     or the path of a folder or file.
@@ -199,7 +199,7 @@ def open_representation(name: str) -> Representation:
 
 @cache
 def _open_with_cache(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
-    """Open a representation; the result is cached until a file's stamp (path, modification time, size) changes."""
+    """Open a representation (encoder); it is cached until a file's stamp (path, modification time, size) changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
@@ -248,7 +248,7 @@ def reopen_representation(record: RepresentationRecord, names: Sequence[str] | N
 
 
 def _open_network(name: str) -> Representation:
-    """Open a network of timm, torchvision or open_clip as a representation."""
+    """Open a network of timm, torchvision or open_clip as a representation (encoder of pictures)."""
     extractor = open_extractor(name)
 
     def embed_files(paths: Sequence[Path]) -> np.ndarray:

@@ -25,7 +25,7 @@ from protonet.errors import raise_input_error
 from protonet.views.config import UntrustedComponent, raise_unless
 
 #: Number of keys in one query, since older versions of SQLite limit the number of variables in a statement.
-KEYS_PER_QUERY = 500
+DIGESTS_PER_SQL_QUERY = 500
 
 
 class EmbeddingCache:
@@ -75,8 +75,8 @@ class EmbeddingCache:
         if self.connection is None:
             return embeddings
         with self._handle_errors():
-            for first in range(0, len(keys), KEYS_PER_QUERY):
-                batch = keys[first : first + KEYS_PER_QUERY]
+            for first in range(0, len(keys), DIGESTS_PER_SQL_QUERY):
+                batch = keys[first : first + DIGESTS_PER_SQL_QUERY]
                 query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
                 for key, content in self.connection.execute(query, batch):
                     if len(content) == 4 * width:
@@ -125,7 +125,7 @@ MAX_EMBEDDING_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 @dataclass(frozen=True)
 class RepresentationRecord:
-    """The name and the properties that identify a representation."""
+    """The name and the properties that identify a representation (pretrained encoder)."""
 
     name: str  #: The name by which users open the representation.
     modality: str  #: One of `MODALITIES`.

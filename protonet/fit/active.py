@@ -256,7 +256,7 @@ def _explain_suggestions(
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yield a reason for each chosen row of x, such as "between a and b", with class ``names``, by its predictions."""
+    """Yield for each chosen row of x the reason to label it, such as "between a and b" of the class ``names``."""
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
     for block in x.split(CHUNK_SIZE):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)

@@ -20,7 +20,7 @@ from protonet.views.view import TrainingRows
 
 @dataclass(frozen=True)
 class DuplicateThresholds:
-    """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without duplicates."""
+    """Thresholds to detect equal or nearly equal rows; examples are in tests/fit/test_duplicates.py."""
 
     max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
     """Largest distances between duplicates, in root mean square of the standardised features, in the order in which
@@ -327,7 +327,7 @@ def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NearDuplicateThresholds:
-    """Thresholds of near-duplicates; tests/fit/test_duplicates.py has tables with and without near-duplicates."""
+    """Thresholds to detect rows with near-duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
     max_neighbours: tuple[int, ...] = (5, 10, 20)
     """Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic

@@ -64,7 +64,7 @@ MIN_PRIOR_INVERSE_TEMPERATURE = 0.05
 #: Standard deviation of the logits if no row can be held out, before the prior corrects the temperature.
 DEFAULT_LOGIT_DEVIATION = 1.5
 #: Number of held-out rows at which the temperature depends on the rows and on the prior in equal parts.
-PRIOR_TEMPERATURE_ROWS = 8
+TEMPERATURE_PRIOR_PSEUDO_COUNT = 8
 
 
 class PriorInput(NamedTuple):
@@ -188,13 +188,13 @@ def build_prior_input(
     shape = seen_cosines[0].shape  # (n, seen)
     blocks = list(row_slices(shape[0], len(cosines) * shape[1]))
 
-    def stack(block: slice) -> Tensor:
+    def stack_cosines(block: slice) -> Tensor:
         """Stack the cosines of all views for a block of m rows: (views, m, classes with rows) float64."""
         return torch.stack([view[block] for view in seen_cosines]).double()
 
     variance = torch.empty(len(cosines), shape[0], dtype=torch.float64)
     for block in blocks:
-        variance[:, block] = stack(block).var(dim=2, correction=0)
+        variance[:, block] = stack_cosines(block).var(dim=2, correction=0)
     spread = variance.mean(dim=1).sqrt()
     size = (spread.clamp_min(MIN_VIEW_SPREAD) / spread.max().clamp_min(MIN_VIEW_SPREAD)).log()
     columns = [size.clamp_min(MIN_LOG_VIEW_INFLUENCE), (spread < MIN_VIEW_SPREAD).double()]
@@ -220,12 +220,12 @@ def build_prior_input(
         targets = (seen.cumsum(dim=0) - 1)[labels]
         mixed = torch.empty(shape, dtype=torch.float64)
         for block in blocks:
-            mixed[block] = torch.tensordot(influences[1], stack(block) / divisor, dims=1)
+            mixed[block] = torch.tensordot(influences[1], stack_cosines(block) / divisor, dims=1)
         factor, offsets, mixture_losses = fit_scale_and_offsets(mixed, targets, sizes[seen], weights)
         pull, inner, squares = (torch.zeros_like(spread) for _ in range(3))
         mixed_square = 0.0
         for block in blocks:
-            scaled, part = stack(block) / divisor, mixed[block]
+            scaled, part = stack_cosines(block) / divisor, mixed[block]
             logits = factor * part if offsets is None else factor * part + offsets
             wrong = logits.softmax(dim=1) - F.one_hot(targets[block], shape[1])
             pull += factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence

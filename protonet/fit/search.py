@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet.fit.prior import (
     DEFAULT_LOGIT_DEVIATION,
     MIN_VIEW_SPREAD,
-    PRIOR_TEMPERATURE_ROWS,
+    TEMPERATURE_PRIOR_PSEUDO_COUNT,
     WeightingPrior,
     build_prior_input,
     compute_row_statistics,
@@ -389,7 +389,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     if not result.has_held_out_rows:
         factor = size * DEFAULT_LOGIT_DEVIATION / float((weights * spread).sum())
         return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
-    factor = size ** (PRIOR_TEMPERATURE_ROWS / (PRIOR_TEMPERATURE_ROWS + len(evaluator.labels)))
+    factor = size ** (TEMPERATURE_PRIOR_PSEUDO_COUNT / (TEMPERATURE_PRIOR_PSEUDO_COUNT + len(evaluator.labels)))
     return _fit_temperature_and_offsets(
         mixture, result, [_weighted_sum_of_cosines(cosines, weights) for cosines in partitions], factor
     )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 @dataclass(frozen=True)
 class PreconditionerConfig:
-    """Which sides (rows, columns) of matrices get eigenbases, columns first, and how often these are updated."""
+    """Limits of the sides (rows, columns) of matrices that get eigenbases, and how often these are updated."""
 
     max_side_length: int = 512  #: Number of rows or columns above which a side gets no basis.
     max_ratio: int = 8  #: Ratio of a side to the other one: above it, the longer side gets no basis.
@@ -28,7 +28,7 @@ class PreconditionerConfig:
 
 @dataclass(frozen=True)
 class StepConfig:
-    """How a step is composed of gradient averages, and limits of gradients, second moments and step lengths."""
+    """Weights of the gradient averages in a step, and limits of gradients, second moments and step lengths."""
 
     slow_mean_divisor: float = 6.0  #: The slow mean averages the last 1 / ``slow_mean_divisor`` of the steps.
     slow_fraction: float = 0.5  #: Weight of the slow mean in a step; the rest is Adam's mean with Nesterov momentum.
@@ -59,7 +59,7 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class StepSizeSearch:
-    """How the rate, a factor of all step sizes, grows in an initial search, and then follows the slopes and decays."""
+    """Constants of the initial growth of the step size, of its later adaptation to slopes, and of its decay."""
 
     log_rate_growth: float = 0.4  #: Growth of the log rate per step of the initial search.
     usual_rate: float = 0.01  #: Below it, the search ends only at clearly uphill slopes; above it, unless downhill.

@@ -34,7 +34,7 @@ DECIMAL_FORMATS = {".": "point", ",": "comma"}
 MARK_NAMES = ("point", "comma")  #: The formats of numbers by their decimal mark.
 MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
 CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_NAMES}  #: Number formats that may have another decimal mark in new rows.
-MIN_MIXED_FRACTION = 0.1  #: Minimum fraction of percentages, and of fractions, in a column that gets a warning.
+MIN_MIXED_PERCENTAGE_FRACTION = 0.1  #: Minimum fraction of percentages, and of other fractions, for a warning.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
 #: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
@@ -127,7 +127,7 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
         percentages = [cell for cell in numbers if units[cell] == "%"]
         fractions = [cell for cell in numbers if not units[cell] and 0 < values[cell] <= 1]
         rows, *mixed = (sum(counts[cell] for cell in cells) for cells in (numbers, percentages, fractions))
-        if rows and min(mixed) >= MIN_MIXED_FRACTION * rows:
+        if rows and min(mixed) >= MIN_MIXED_PERCENTAGE_FRACTION * rows:
             percentage, fraction = percentages[0], fractions[0]
             read = f"{percentage!r} is read as {values[percentage]:.10g}, {fraction!r} as {values[fraction]:.10g}"
             notes.append(f"warning: {to_printable(name)} has numbers with and without %: {read}; write all in one way")

@@ -29,7 +29,7 @@ from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
 @dataclass(frozen=True)
 class FixedConvolutionConstants:
-    """Constants of the kernels and of the pooling, and limits of the work."""
+    """Constants of the convolution kernels and of the pooling, and limits of the computing time."""
 
     kernel_size: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
     n_positive_weights: int = 3  #: Number of weights of a kernel that are 2; the other weights are -1.

@@ -33,7 +33,7 @@ from protonet.views.view import (
 
 @dataclass(frozen=True)
 class ForestConstants:
-    """Limits of the work of growing and evaluating forests, and the seed.
+    """Limits of the computing time of forests, and their random seed.
 
     With these limits, a forest of the default effort takes 0.03 to 0.6 s.
     """
@@ -191,7 +191,7 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 
 
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
-    """Compute the index (nodes,) of each left child from the mask of inner nodes, in the order of `_sort_nodes`."""
+    """Compute the index (nodes,) of each left child, ordered as by `_sort_nodes`, from the mask of ``inner`` nodes."""
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 

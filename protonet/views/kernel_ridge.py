@@ -30,7 +30,7 @@ from protonet.views.view import LinearMap, Source, TrainingRows, View, require_l
 
 @dataclass(frozen=True)
 class KernelRidgeConstants:
-    """Limits of the work and of rounding errors; analysis/results/scale.md has the resulting times."""
+    """Limits of the computing time and the rounding errors of kernel ridge views; see analysis/results/scale.md."""
 
     max_units: int = 1024  #: Maximum number of units of a view.
     max_distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.

@@ -84,7 +84,7 @@ def count_multiplications(columns: int, labelled: int) -> int:
     """
 
     def count_layer(dim: int) -> int:
-        """Count the multiplications of attention to labelled rows and of the feed-forward block, for one token."""
+        """Count multiplications of attention to labelled rows and feed-forward block for a token of width ``dim``."""
         return 6 * dim**2 + 2 * dim * labelled
 
     tokens = columns + 1

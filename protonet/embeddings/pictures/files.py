@@ -268,7 +268,7 @@ def _open_torch_export(path: Path) -> _OpenedBackboneFile:
 
 
 def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError for a file that is not a backbone."""
+    """Raise an InputError: the file ``path`` cannot be opened as a network (backbone), because of ``error``."""
     reason = type(error).__name__
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 

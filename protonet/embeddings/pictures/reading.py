@@ -29,7 +29,7 @@ Outcome = TypeVar("Outcome")
 #: Number of pictures that a thread reads before the next ones are assigned to it.
 PICTURES_PER_TASK = 32
 #: Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms otherwise.
-COMPARISON_SIDE = 512
+DUPLICATE_CHECK_SIDE = 512
 #: Usual folder names of each split of a data set. A prefix of ``SPLIT_PREFIXES`` may precede them.
 SPLIT_FOLDER_NAMES = {
     "train": ("train", "training"),
@@ -250,7 +250,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
 
     def hash_picture(path: Path) -> bytes | Exception:
         try:
-            image = decode_image(path, COMPARISON_SIDE).convert("RGB")
+            image = decode_image(path, DUPLICATE_CHECK_SIDE).convert("RGB")
         except UNREADABLE_IMAGE_ERRORS as error:
             return error
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()

@@ -47,7 +47,7 @@ _CURRENCY = re.compile(r"(?P<sign>[-+−(]?)(?P<unit>[^\W\d_]+\$?)\.?\s*(?=[-+�
 # Signs of approximation, and bounds such as limits of detection.
 _APPROXIMATE = re.compile(r"^(?:[~≈≤≥]|[<>]=?|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
 _NON_NUMERIC_SYMBOL = re.compile(r"[^\w\s.,+-]")
-_MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # such as 5.- and 5/-, and marks of footnotes
+_FOOTNOTE_MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # also the end of 5.- and 5/-
 
 
 def split_unit(cell: str) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def split_unit(cell: str) -> tuple[str, str]:
         return f"{12 * int(match[1]) + float(match[2]):.10g}", "in"
     if (match := _OUT_OF_MAXIMUM.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[3]):
         return match[1], f"/{match[3]}"
-    text, unit = _MARK.sub("", _APPROXIMATE.sub("", cell)), ""
+    text, unit = _FOOTNOTE_MARK.sub("", _APPROXIMATE.sub("", cell)), ""
     text = _POWER_WORD.sub(lambda word: f"e{_POWERS_OF_TEN[word[1].lower()]}", text)
     if (match := _UNIT.search(text)) and _is_unit(match):
         text, unit = text[: match.start()].rstrip(), match["unit"]
