@@ -161,7 +161,7 @@ def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: in
 
 
 def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
-    """Generate classes from thresholds on a few columns: a class is a box of the thresholds, or a bin of their sum."""
+    """Generate classes from thresholds on a few columns: by the box that they form, or by a weighted sum over them."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
     x = x @ (torch.eye(columns) + turn)

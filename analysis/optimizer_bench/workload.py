@@ -270,7 +270,7 @@ class ResidualLayers(nn.Module):
 
 
 class RecurrentStates(nn.Module):
-    """A recurrent layer that returns its hidden states (batch, length, width)."""
+    """A wrapper of a recurrent layer that returns only the hidden states (batch, length, width)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

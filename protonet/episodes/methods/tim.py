@@ -170,7 +170,7 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit rows (support, then queries), one-hot support labels (episodes, n_way, n_support), class means."""
+    """Get unit rows (``plc`` preprocesses them), one-hot support labels (episodes, n_way, n_support), class means."""
     joined = torch.cat([episodes.support, episodes.query], dim=1)
     rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)

@@ -120,7 +120,7 @@ class DropBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """A block of ResNet-12: three 3 x 3 convolutions beside a 1 x 1 convolution, then max pooling by 2."""
+    """A block of ResNet-12: three 3 x 3 convolutions, a 1 x 1 convolution as their shortcut, then max pooling by 2."""
 
     def __init__(self, before: int, channels: int, drop: DropBlock) -> None:
         super().__init__()
