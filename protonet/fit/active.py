@@ -194,7 +194,7 @@ def kernel_similarity(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
 
 
 def maximize_coverage(rows: Tensor, weights: Tensor, references: Tensor, n: int, bandwidth: float) -> Tensor:
-    """Choose n of the rows (m, dim) greedily so that each row is similar to a chosen row.
+    """Choose n of the rows (m, dim) greedily so that each row is similar to a chosen row, by `kernel_similarity`.
 
     The objective is a sum over all rows: the weight (m,) of a row times its largest similarity to a chosen row or to a
     row of ``references`` (k, dim). The result is at least 1 - 1/e of the maximum. Returns the indices (n,) of the

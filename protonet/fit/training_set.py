@@ -380,7 +380,7 @@ def _validate_labelled_batch(name: str, batch_index: int, batch: object) -> tupl
 
 
 def _validate_unlabelled_batch(batch: object, batch_index: int, dim: int) -> Tensor:
-    """Validate one batch of inputs, with or without labels; return the inputs (b, dim) on the CPU."""
+    """Validate batch ``batch_index`` of inputs, perhaps with labels; return the inputs (b, dim) on the CPU."""
     first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     inputs = _to_tensor(first)
     if inputs is None:

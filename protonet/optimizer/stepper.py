@@ -114,7 +114,7 @@ class Stepper:
             for index, length in zip(batch.indices, batch.lengths, strict=True):
                 evidence[index % len(self.runs)].append([-length * next(products), *traits])
         if self.sharded:
-            evidence = {0: self._gather_from_processes(_combine_evidence(evidence[0] or [NO_EVIDENCE]))}
+            evidence = {0: self._gather_from_processes(_combine_evidence(evidence[0] or [EVIDENCE_WITHOUT_GRADIENTS]))}
         for index, rows in evidence.items():
             slope, lr, factor, max_rate, others = _combine_evidence(rows)
             if max_rate:  # some process has gradients
@@ -156,7 +156,7 @@ class Stepper:
         return [row.tolist() for row in rows]
 
 
-NO_EVIDENCE = [0.0] * 5  #: Of a process without gradients.
+EVIDENCE_WITHOUT_GRADIENTS = [0.0] * 5  #: The evidence of a process without gradients.
 
 
 def _combine_evidence(evidence: Sequence[list[float]]) -> list[float]:

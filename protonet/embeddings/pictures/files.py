@@ -284,7 +284,7 @@ def _check_input_shapes(path: Path, shapes: list[tuple[object, ...]]) -> tuple[i
 def _choose_picture_size(
     name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, metadata: str | None
 ) -> tuple[int, int]:
-    """Choose the height and width of pictures: ``size`` if given, or else from the input's shape or the metadata."""
+    """Choose height and width of pictures for the network ``name``: ``size``, or else the input's shape or metadata."""
     input_size: tuple[int | None, int | None] = (None, None)
     if len(shape) == 4:
         input_size = shape[2], shape[3]
