@@ -52,7 +52,7 @@ _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
     r"(?P<low>\d+(?:[.,]\d+)*(?:e\d+)?)"
     r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*(?:e\d+)?))?"
-    r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
+    r"\s*(?P<open>\+|plus|(?:and|or) (?:over|more|above|up|higher|older))?",
     re.IGNORECASE,
 )
 # 37:02:11, 9:16 (minutes and seconds), 1 day, 13:02:11 (Python), -1 days +23:00:00 (pandas), PT37H2M11S (ISO 8601).
@@ -362,15 +362,19 @@ def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -
 def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIRST_FORMATS) -> str:
     """Infer the format of the distinct cells of a column: "interval" or "comma interval"; "" for another type.
 
-    At least three cells are required, all of them intervals or numbers, and one an interval. If both decimal marks are
-    possible, the order of the number formats decides.
+    At least three cells are required, all of them intervals or numbers, and one an interval. Of five or more cells, one
+    may be an answer in words, such as "prefer not to say"; it is then missing. If both decimal marks are possible, the
+    order of the number formats decides.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     marks = ("comma", "point") if order.index("comma") < order.index("point") else ("point", "comma")
     unit = detect_unit(cells)
     for mark in marks if len(cells) > 2 else ():
-        are_numbers = all(not math.isnan(parse_formatted_number(cell, mark)) for cell in cells)
-        if not are_numbers and not any(math.isnan(parse_interval(cell, mark, unit)) for cell in cells):
+        read = [cell for cell in cells if not math.isnan(parse_interval(cell, mark, unit))]
+        others = [cell for cell in cells if cell not in read]
+        is_answer = len(others) == 1 and len(read) >= 4 and not any(map(str.isdigit, others[0]))
+        are_numbers = all(not math.isnan(parse_formatted_number(cell, mark)) for cell in read)
+        if not are_numbers and (not others or is_answer):
             return "interval" if mark == "point" else "comma interval"
     return ""
 

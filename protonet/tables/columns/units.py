@@ -24,7 +24,7 @@ UNIT_WORDS = re.compile(
     "pound|ounce|gallon|dollar|euro|cent|degree|percent"
 )
 #: The last words of open intervals, which are no units.
-OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above"})
+OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above", "up", "higher", "older", "plus"})
 #: Words for powers of ten after a number, and the exponent of each.
 _POWERS_OF_TEN = {
     **{"thousand": 3, "lakh": 5, "million": 6, "mio": 6, "mln": 6, "crore": 7},
@@ -102,9 +102,12 @@ def is_known_unit(unit: str) -> bool:
 def detect_unit(cells: Iterable[str]) -> str:
     """Return the most frequent unit of the cells with digits, in lower case; "" if none of them has one.
 
-    Cells with other letters than a unit, such as "5 sq. miles", are ignored.
+    Cells with another word before the unit, such as "5 square miles", are ignored.
     """
-    pairs = (split_unit(cell) for cell in cells if any(map(str.isdigit, cell)))
-    units = Counter(unit for text, unit in pairs if not any(map(str.isalpha, text.replace("e", ""))))
+    units = Counter[str]()
+    for text, unit in (split_unit(cell) for cell in cells if any(map(str.isdigit, cell))):
+        last_word = text.split()[-1] if text.split() else ""
+        if any(map(str.isdigit, last_word)) or last_word.casefold() in OPEN_INTERVAL_WORDS:
+            units[unit] += 1
     del units[""]
     return max(units, key=lambda unit: units[unit], default="")

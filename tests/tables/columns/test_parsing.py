@@ -175,7 +175,8 @@ class TestNumeric:
         assert infer_numeric_format(["3 kg", "4 lb"]) == ""
         assert infer_numeric_format(["8/10", "7/10"]) == "point"
         assert infer_numeric_format(["1/2", "1/3", "2/4"]) == ""
-        assert detect_unit(["5", "6", "7 sq. miles"]) == ""
+        assert detect_unit(["5", "6", "7 sq. miles", "8 square miles"]) == ""
+        assert detect_unit(["$0 to $9", "$10 and up", "no answer"]) == "$"
         assert infer_numeric_format(["red", *map(str, range(30))]) == "plain"
         assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
 
@@ -193,7 +194,7 @@ class TestIntervals:
         assert parse_interval(f"{low:,}{separator}{high:,}") == (low + high) / 2
 
     def test_formats_and_columns(self) -> None:
-        cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "65+": 65, "65 and over": 65, "more than 10": 10}
+        cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "65+": 65, "65 and over": 65, "65 or older": 65, "65 plus": 65, "$65 and up": 65, "more than 10": 10}
         cases |= {"$10K - $50K": 3e4, "$5-10K": 7500, "500-1K €": 750, "1-2 million": 1.5e6, "$1,000-2,000K": 1.5e6}
         cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
         parsed = parse_numeric_column(objects(*cases), "interval")
@@ -202,6 +203,10 @@ class TestIntervals:
         assert not infer_interval_format(["1", "2", "3"])  # plain numbers
         assert not infer_interval_format(["0-10", "10-20"])  # too few
         assert not infer_interval_format(["0-10", "10-20", "old"])
+        incomes = ["$0 to $9,999", "$10,000 to $24,999", "$25,000 to $49,999", "$50,000 and up", "Prefer not to answer"]
+        assert infer_interval_format(incomes) == "interval"
+        assert not infer_interval_format([*incomes, "Unsure"])
+        assert not infer_interval_format([*incomes[:4], "$50,000 lb"])
         assert not infer_interval_format(["0-10 kg", "10-20 kg", "20-30 lb"])  # two units
 
     def test_decimal_marks(self) -> None:
