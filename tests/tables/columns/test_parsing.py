@@ -194,7 +194,18 @@ class TestIntervals:
         assert parse_interval(f"{low:,}{separator}{high:,}") == (low + high) / 2
 
     def test_formats_and_columns(self) -> None:
-        cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "65+": 65, "65 and over": 65, "65 or older": 65, "65 plus": 65, "$65 and up": 65, "more than 10": 10}
+        cases = {
+            "< 5": 5,
+            "<=5": 5,
+            "≥ 2.5": 2.5,
+            "under 18": 18,
+            "65+": 65,
+            "65 and over": 65,
+            "65 or older": 65,
+            "65 plus": 65,
+            "$65 and up": 65,
+            "more than 10": 10,
+        }
         cases |= {"$10K - $50K": 3e4, "$5-10K": 7500, "500-1K €": 750, "1-2 million": 1.5e6, "$1,000-2,000K": 1.5e6}
         cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
         parsed = parse_numeric_column(objects(*cases), "interval")
