@@ -160,6 +160,10 @@ def test_groups_are_checked() -> None:
         make().fit(X, NAMES, groups=NAMES)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         make().fit(X, NAMES, groups=np.arange(3))
+    for missing in (None, float("nan")):
+        groups = [f"group {row}" for row in range(len(X))]
+        with pytest.raises(ValueError, match=r"^`groups` must name the group of each row; got none in row 2\. "):
+            make().fit(X, NAMES, groups=np.array([*groups[:2], missing, *groups[3:]], object))
 
 
 def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() -> None:

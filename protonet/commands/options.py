@@ -263,7 +263,7 @@ class SuggestOptions(ReadOptions):
 
     model: Path | None = positional(_MODEL_HELP)
     table: Path = positional(_TABLE_HELP, nargs="?")
-    n: int = option("the number of rows (default: 10)", 10, parse=_parse_count)
+    n: int | None = option("the number of rows (default: 10, or all if there are fewer)", parse=_parse_count)
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
     )

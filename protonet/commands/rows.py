@@ -22,7 +22,7 @@ from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
 from protonet.tables.delimited import parse_missing_texts
 from protonet.tables.formats import PICTURE_COLUMN, open_table_source
-from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
+from protonet.tables.table import MISSING_NOTE, ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_known_name
 
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
@@ -197,7 +197,9 @@ def read_table_rows(options: FitOptions) -> TableRows:
         unlabelled = None if options.drop_unlabelled else block.select_rows(np.flatnonzero(missing))
     are_folders = is_picture_path(options.table)
     allow_many = options.allow_many_classes or are_folders  # folders are classes
-    classes, indices = determine_classes(labels, label, allow_many=allow_many, described_classes=list(described))
+    classes, indices = determine_classes(
+        labels, label, allow_many=allow_many, described_classes=list(described), notes=table.notes
+    )
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
         if types.get(name) == "picture":
             paths = [text_to_path(str(cell)) for cell in cells.tolist()]
@@ -274,11 +276,17 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 
 
 def determine_classes(
-    labels: np.ndarray, label: str, *, allow_many: bool, described_classes: Sequence[str] = ()
+    labels: np.ndarray,
+    label: str,
+    *,
+    allow_many: bool,
+    described_classes: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
     """Determine the classes of labels (n,); raise an InputError if the labels look like identifiers or measurements.
 
-    Many classes with few rows each need ``allow_many``. The described classes of ``--classes`` need no rows.
+    Many classes with few rows each need ``allow_many``. The described classes of ``--classes`` need no rows. The
+    ``notes`` of the table say in the error of a single class which labels are read as missing.
 
     Returns:
         The class names in ascending order, and the class index (n,) int64 of each row.
@@ -294,7 +302,8 @@ def determine_classes(
         listed = format_names(list(map(str, classes))) if classes else "no label"
         got = listed if described_classes else f"{listed} alone in {to_printable(label)}"
         where = "classes" if described_classes else "table"
-        raise_input_error(where, "have at least 2 classes", got, "Add another one.")
+        missing = [f" ({note})" for note in notes if note.startswith(MISSING_NOTE) and "label" in note]
+        raise_input_error(where, "have at least 2 classes", got, f"Add another one{''.join(missing)}.")
     dubious = None
     if not allow_many and len(classes) > MAX_SINGLE_ROW_CLASSES:
         dubious = describe_unlikely_classes(classes, rows, to_printable(label))

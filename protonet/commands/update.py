@@ -27,17 +27,20 @@ from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv, format_table
 
+DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
+
 
 def run_suggest(options: SuggestOptions) -> None:
     """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
     rows = read_table_to_label(options, model, label)
+    n = min(DEFAULT_SUGGESTIONS, len(rows.unlabelled_indices)) if options.n is None else options.n
     if model is None:
         left, labelled = rows.unlabelled_indices, rows.x[rows.has_label]
-        chosen = suggest_rows(None, rows.x, options.n, unlabelled_rows=left, labelled_features=labelled)
+        chosen = suggest_rows(None, rows.x, n, unlabelled_rows=left, labelled_features=labelled)
     else:
-        chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
+        chosen = model.suggest(rows.x, n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
     has_pictures = is_picture_path(options.table)
     if has_pictures or options.output is not None:
         header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])

@@ -161,7 +161,12 @@ def check_weights_and_groups(
     """
     chosen, weights = np.arange(len(labels)), None
     if groups is not None:
-        groups = np.unique(column_or_1d(groups), return_inverse=True)[1]
+        groups = column_or_1d(groups)
+        missing = [row for row, group in enumerate(groups.tolist()) if _is_missing(group)]
+        if missing:
+            got = f"none in row {missing[0]}"
+            raise_input_error("groups", "name the group of each row", got, "Give such rows a group of their own.")
+        groups = np.unique(groups, return_inverse=True)[1]
         check_consistent_length(labels, groups)
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, labels, dtype=np.float64, ensure_non_negative=True)

@@ -32,7 +32,7 @@ from protonet.tables.table import RowBlock, Table
 #: The number format for each decimal mark.
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
 MARK_NAMES = ("point", "comma")  #: The formats of numbers by their decimal mark.
-MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
+MAX_MIXED_UNITS = 6  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
 CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_NAMES}  #: Number formats that may have another decimal mark in new rows.
 MIN_MIXED_PERCENTAGE_FRACTION = 0.1  #: Minimum fraction of percentages, and of other fractions, for a warning.
 #: Maximum number of distinct cells of a column that are examined.

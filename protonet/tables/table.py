@@ -36,6 +36,8 @@ MAX_SUGGESTED_LABEL_VALUES, MIN_ROWS_PER_SUGGESTED_VALUE = 50, 3
 MAX_SUGGESTIONS = 4
 #: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
 MAX_NAME_STEP_RATIO = 2
+#: The first words of the note about texts that are read as missing.
+MISSING_NOTE = "read as missing"
 #: The remedy for a file that may lack a header.
 MISSING_HEADER_REMEDY = "The first line looks like a row: if it is one, pass `no_header`. "
 
@@ -406,7 +408,7 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
         parts += [f"{counter.total()} {noun}{'s' * (counter.total() > 1)} ({texts})"] * bool(counter)
-    return [f"read as missing: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
+    return [f"{MISSING_NOTE}: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
 def _are_empty_cells(cells: np.ndarray) -> np.ndarray:

@@ -150,6 +150,14 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
     assert "on 34 rows" in run("evaluate", model, write(tmp_path / "test.csv", [lines[0], *lines[3:]]))
 
 
+def test_the_error_of_a_single_class_names_labels_read_as_missing(tmp_path: Path, run: Run) -> None:
+    table = write(tmp_path / "signs.csv", [["x", "kind"], *([str(index), "+-"[index % 2]] for index in range(20))])
+    message = run("fit", table, *FAST, code=2)
+    assert "got '+' alone in kind" in message
+    assert "10 labels ('-' 10); `--missing-values` changes the list" in message
+    assert "2 classes" in run("fit", table, *FAST, "--missing-values", "")
+
+
 def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, run: Run) -> None:
     table = write(tmp_path / "test.csv", [["x", "kind"], ["1", "plain"], ["2", ""], ["3", "NA"], ["4", "-x"]])
     output = run("evaluate", model, table, code=2)

@@ -84,6 +84,8 @@ def test_labelled_rows_are_not_suggested(folder: Path, tmp_path: Path, run: Run,
         assert printed == [item._replace(row=left[item.row]) for item in expected]
     assert read_suggested(suggested) == [[*COLUMNS, "kind"], *([*REST[item.row][1:], ""] for item in printed)]
     assert "Ask for at most 20 of 20 rows at once" in run(*words, "-n", "21", code=2)
+    few = write_columns(tmp_path / "few.csv", {name: cells[:3] for name, cells in columns.items()})
+    assert len(read_printed(run(*words[: 1 + known], few))) == 3  # fewer than the default
 
 
 def test_without_a_model_labelled_rows_count_as_selected(tmp_path: Path, run: Run) -> None:

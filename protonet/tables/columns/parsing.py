@@ -27,7 +27,19 @@ MIN_PARSED_FRACTION = 0.9
 #: columns of other types, these words may be categories.
 MISSING_WORDS = frozenset(
     {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
-    | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "nodata", "novalue", "nd", "tbd"}
+    | {
+        "notavailable",
+        "notapplicable",
+        "notknown",
+        "notmeasured",
+        "notrecorded",
+        "notrated",
+        "unrated",
+        "nodata",
+        "novalue",
+        "nd",
+        "tbd",
+    }
     | {"err"}
 )
 #: The spellings of true and false, in lower case. Spellings of true are mapped to "1", those of false to "0".
@@ -66,13 +78,17 @@ _ISO_DURATION = re.compile(
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
 # 1h 05m 20s, 3h54, 2 hours 5 minutes, 3 weeks, 1 year 2 months (months and years of average length).
+_DURATION_WORDS = {
+    **{"years": "y(?:(?:ea)?rs?)?", "months": "mo(?:nth|n)?s?", "weeks": "w(?:ee)?ks?", "days": "d(?:ays?)?"},
+    **{"hours": "h(?:(?:ou)?rs?)?", "minutes": "m(?:in(?:ute)?s?)?|(?<=h\\d\\d)", "seconds": "s(?:ec(?:ond)?s?)?"},
+}
 _WORD_DURATION = re.compile(
-    r"(?P<sign>-?)(?=\d)(?:(?P<years>\d+) ?y(?:(?:ea)?rs?)?,? ?)?(?:(?P<months>\d+) ?mo(?:nth|n)?s?,? ?)?"
-    r"(?:(?P<weeks>\d+) ?w(?:ee)?ks?,? ?)?(?:(?P<days>\d+) ?d(?:ays?)?,? ?)?(?:(?P<hours>\d+) ?h(?:(?:ou)?rs?)?,? ?)?"
-    r"(?:(?P<minutes>\d+)(?: ?m(?:in(?:ute)?s?)?|(?<=h\d\d)),? ?)?(?:(?P<seconds>\d+(?:[.,]\d+)?) ?s(?:ec(?:ond)?s?)?)?"
+    r"(?P<sign>-?)(?=\d)"
+    + "".join(rf"(?:(?P<{name}>\d+(?:[.,]\d+)?) ?(?:{word}),? ?)?" for name, word in _DURATION_WORDS.items())
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
+_UTC_NAME = re.compile(r"\s(?:GMT|UTC)$")
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}[.,]?\s+(?=.*\d)", re.IGNORECASE)  # before a date
 _TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
@@ -395,7 +411,7 @@ def parse_date(cell: str, date_format: str) -> float:
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
-        text = _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", cell, count=1))
+        text = _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
         moment = datetime.strptime(text, date_format)
     except (ValueError, OverflowError):
         is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02

@@ -285,6 +285,7 @@ class TestDates:
             (["Monday, January 5, 2015", "Tue, January 6, 2015"], "%B %d, %Y"),
             (["Thu 5/3/2020", "Sun 25/6/2020"], "%d/%m/%Y"),
             (["08:15:52 12 Feb 2020", "23:01:02 1 Mar 2020"], "%d %b %Y %H:%M:%S"),
+            (["Wed, 31 Jan 2024 12:23:00 GMT", "Thu, 1 Feb 2024 12:23:01 GMT"], "%d %b %Y %H:%M:%S"),
             (["Mon", "Friday"], ""),
             (["10:30 PM", "1:59 AM"], "%I:%M %p"),
             (["3/4/2020 10:30", "25/6/2020 23:01"], "%d/%m/%Y %H:%M"),
@@ -352,8 +353,8 @@ class TestDurations:
         assert column.comparable_values(objects("45m", "1h 05m", "0:45:00")).tolist() == [2700, 3900, 2700]
         column = infer_column_type(objects("2 years", "1 year 2 months", "3 weeks", "4 days", "11 months")).column
         assert isinstance(column, Numeric)
-        days = column.comparable_values(objects("3 weeks", "1 year", "12 months", "1 yr", "6 mos")) / 86_400
-        assert days.tolist() == pytest.approx([21, 365.2425, 365.2425, 365.2425, 365.2425 / 2])
+        days = column.comparable_values(objects("3 weeks", "1 year", "12 months", "0.5 yr", "6 mos")) / 86_400
+        assert days.tolist() == pytest.approx([21, 365.2425, 365.2425, 365.2425 / 2, 365.2425 / 2])
         plain = Numeric.fit(np.array([1.5, 2.5, 9.0]))  # perhaps hours
         assert plain.is_invalid(objects("1h 30m", "2d 1h")).all()
 
