@@ -151,7 +151,7 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
 
 
 def test_the_error_of_a_single_class_names_labels_read_as_missing(tmp_path: Path, run: Run) -> None:
-    table = write(tmp_path / "signs.csv", [["x", "kind"], *([str(index), "+-"[index % 2]] for index in range(20))])
+    table = write(tmp_path / "signs.csv", [["x", "kind"], *([str(index % 7), "+-"[index % 2]] for index in range(20))])
     message = run("fit", table, *FAST, code=2)
     assert "got '+' alone in kind" in message
     assert "10 labels ('-' 10); `--missing-values` changes the list" in message
