@@ -177,7 +177,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
         model.save(output)
         facts = unlabelled_to_dict(solution, unlabelled, [])
         print(summarize_training(name, data, model, solution, facts) + format_notes(data.notes), end="")
-        raise KeyboardInterrupt(f"stopped; {output} was written without cross-validation") from None
+        lacking = "" if model.cross_validation is not None else " without cross-validation"
+        raise KeyboardInterrupt(f"stopped; {output} was written{lacking}") from None
     try:
         facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
         print(summarize_training(name, data, model, solution, facts))

@@ -73,24 +73,25 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
     if not names:
         got, remedy = f"none in {folder}", "Pass one with files *.parquet."
         raise_input_error("table", "be a folder of Parquet files", got, remedy)
-    tasks: list[FileTask] = []
-    first: set[str] = set()
+    tasks, columns_of = list[FileTask](), dict[Path, set[str]]()
     for name in names:
         try:
             metadata = parquet.read_metadata(folder / name)
-            columns = set(metadata.schema.to_arrow_schema().names)
+            columns_of[name] = set(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
             must, remedy = "be a folder of Parquet files that can be read", "Mend or remove that file."
             raise_input_error("table", must, got, remedy)
-        first = first or columns
-        if columns != first:
-            missing, more = sorted(first - columns), sorted(columns - first)
+        tasks.append(FileTask(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
+    # Most files are right; of two different files, that with more columns.
+    right = max(names, key=lambda name: (list(columns_of.values()).count(columns_of[name]), len(columns_of[name])))
+    for name, columns in columns_of.items():
+        if columns != columns_of[right]:
+            missing, more = sorted(columns_of[right] - columns), sorted(columns - columns_of[right])
             differences = [f"without {format_names(missing)}"] * bool(missing)
             differences += [f"with {format_names(more)}"] * bool(more)
-            got, remedy = f"{name} {' and '.join(differences)}, unlike {names[0]}", "Move it to a folder of its own."
+            got, remedy = f"{name} {' and '.join(differences)}, unlike {right}", "Move it to a folder of its own."
             raise_input_error("table", "be a folder of files with the same columns", got, remedy)
-        tasks.append(FileTask(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     return tasks
 
 

@@ -165,12 +165,14 @@ def test_a_killed_run_continues_and_each_file_gives_its_predictions(
 
 def test_argument_errors(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("none", "broken", "other"):
+    for name in ("none", "broken", "other", "odd"):
         Path(name).mkdir()
     for name, columns in (("less", COLUMNS[:-2]), ("more", [*COLUMNS[:-1], "y"])):
         write_rows(Path(name, "a.parquet"), 3, 0)
         write_rows(Path(name, "b.parquet"), 3, 0, columns)
     write_rows(Path("in/a.parquet"), 3, 0)
+    for name, columns in (("a", COLUMNS[:-1]), ("b", COLUMNS), ("c", COLUMNS)):
+        write_rows(Path("odd", f"{name}.parquet"), 3, 0, columns)
     Path("broken/a.parquet").write_bytes(b"PAR1")
     Path("file").touch()
     Path("other/x.csv").touch()
@@ -184,6 +186,7 @@ def test_argument_errors(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         ("none -o out", "must be a folder of Parquet files; got none in "),
         ("less -o out", "files with the same columns; got b.parquet without x4, x5, unlike a.parquet. Move it"),
         ("more -o out", "files with the same columns; got b.parquet without x5 and with y, unlike a.parquet. Move it"),
+        ("odd -o out", "files with the same columns; got a.parquet without x5, unlike b.parquet. Move it"),
         ("broken -o out", "must be a folder of Parquet files that can be read; got a.parquet (ArrowInvalid)"),
     ):
         assert text in run("predict", model, *arguments.split(), code=2)

@@ -16,6 +16,7 @@ from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from protonet.fit.training_set import ROW_SAMPLE, prepare_training_set
+from protonet.pipeline import TablePipeline
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -133,7 +134,7 @@ def test_values_far_from_zero_keep_their_precision(model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"), [("cross_validate", " without cross-validation"), ("predict_baselines", "")]
+    ("stage", "words"), [("cross_validate", " without cross-validation"), ("save", ""), ("predict_baselines", "")]
 )
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
     stage: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
@@ -141,9 +142,20 @@ def test_ctrl_c_before_the_first_fold_and_after_the_last(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
+    interrupted, save = list[Path](), TablePipeline.save
+
+    def interrupt_once(pipeline: TablePipeline, path: Path) -> None:
+        interrupted.append(path)
+        if len(interrupted) == 1:
+            raise KeyboardInterrupt
+        save(pipeline, path)
+
     table = write(tmp_path / "t.csv", {**noise(), "kind": SORTED})
     with monkeypatch.context() as patch:
-        patch.setattr(fit_command, stage, interrupt)
+        if stage == "save":
+            patch.setattr(TablePipeline, "save", interrupt_once)
+        else:
+            patch.setattr(fit_command, stage, interrupt)
         output = run("fit", table, *FAST, "-o", model, code=130)
     assert run.notes == f"protonet fit: stopped; {model} was written{words}\n"
     assert output.startswith("t.csv: 2 classes, 40 samples, 5 features, 20 per class\n")
