@@ -109,7 +109,7 @@ def read_delimited_rows(
         with _open_bytes(path) as file:
             text = _TextFile(path, file)
             delimiter, lines_above, layout_notes, header = _detect_layout(text, names, text_column, has_header)
-            notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
+            notes += ["the file is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
                 yield from _iterate_checked_rows(path, text, records, notes, header)

@@ -33,7 +33,7 @@ from protonet.tables.delimited import (
 #: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
 #: Suffixes of files of delimited text. A second suffix .gz means that the file is compressed.
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".data")
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".data", ".dat")
 DELIMITED_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
 TABLE_SUFFIXES = (*DELIMITED_SUFFIXES, ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.

@@ -163,7 +163,7 @@ def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
 def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
     source = open_table_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert (source.header, read(source)[0]) == (["größe", "“b”"], [["1"], ["Ä"]])
-    assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
+    assert source.notes[0] == "the file is not UTF-8: read as Latin-1 (Windows-1252)"
     data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
     assert (data.x.tolist(), data.class_names) == ([[1, 2], [3, 4]], ("e", "é"))
 
