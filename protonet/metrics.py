@@ -428,9 +428,7 @@ def rejection_threshold(scores: Tensor, false_rejection_rate: float) -> float:
     return float(scores[rank - 1])
 
 
-def count_confidence_bins(
-    confidence: Tensor, correct: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
-) -> Tensor:
+def count_confidence_bins(confidence: Tensor, correct: Tensor, n_bins: int = CALIBRATION_BINS) -> Tensor:
     """Compute the counts and sums of the confidence bins, from which `calibration_error` is computed.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first bin also holds 0. The results of several
@@ -440,17 +438,15 @@ def count_confidence_bins(
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
         correct: Of the same shape, bool or 0 and 1: whether the prediction is correct.
         n_bins: >= 1.
-        weights: Of the same shape, > 0. If None, all weights are 1.
 
     Returns:
         (n_bins, 3) float64, for each bin: the number of predictions, the sum of their confidences, and the number of
-        correct predictions. All three are weighted.
+        correct predictions.
 
     Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
     """
     confidence = confidence.flatten().double()  # (n,)
     values = torch.stack([torch.ones_like(confidence), confidence, correct.flatten().double()], dim=1)  # (n, 3)
-    values = values if weights is None else values * weights.flatten()[:, None]
     return values.new_zeros(n_bins, 3).index_add_(0, _confidence_bins(confidence, n_bins), values)
 
 

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -73,18 +74,19 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
     if not names:
         got, remedy = f"none in {folder}", "Pass one with files *.parquet."
         raise_input_error("table", "be a folder of Parquet files", got, remedy)
-    tasks, columns_of = list[FileTask](), dict[Path, set[str]]()
+    tasks, columns_of = list[FileTask](), dict[Path, frozenset[str]]()
     for name in names:
         try:
             metadata = parquet.read_metadata(folder / name)
-            columns_of[name] = set(metadata.schema.to_arrow_schema().names)
+            columns_of[name] = frozenset(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
             must, remedy = "be a folder of Parquet files that can be read", "Mend or remove that file."
             raise_input_error("table", must, got, remedy)
         tasks.append(FileTask(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     # Most files are right; of two different files, that with more columns.
-    right = max(names, key=lambda name: (list(columns_of.values()).count(columns_of[name]), len(columns_of[name])))
+    counts = Counter(columns_of.values())
+    right = max(names, key=lambda name: (counts[columns_of[name]], len(columns_of[name])))
     for name, columns in columns_of.items():
         if columns != columns_of[right]:
             missing, more = sorted(columns_of[right] - columns), sorted(columns - columns_of[right])

@@ -98,6 +98,7 @@ def parse_up_to(high: int, name: str, text: str) -> int:
 
 
 _parse_count, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
+DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
 _TABLE_HELP += "or a folder of pictures"
@@ -263,7 +264,9 @@ class SuggestOptions(ReadOptions):
 
     model: Path | None = positional(_MODEL_HELP)
     table: Path = positional(_TABLE_HELP, nargs="?")
-    n: int | None = option("the number of rows (default: 10, or all if there are fewer)", parse=_parse_count)
+    n: int | None = option(
+        f"the number of rows (default: {DEFAULT_SUGGESTIONS}, or all if there are fewer)", parse=_parse_count
+    )
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from protonet._io import write_text
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_labelled_rows, read_table_to_label
-from protonet.commands.options import SuggestOptions, UpdateOptions, show_notes
+from protonet.commands.options import DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
 from protonet.commands.rows import (
     MAX_LISTED_CONTRADICTORY_ROWS,
     check_class_spellings,
@@ -26,8 +26,6 @@ from protonet.fit.duplicates import hash_rows
 from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv, format_table
-
-DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 
 
 def run_suggest(options: SuggestOptions) -> None:

@@ -12,13 +12,13 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, partial
-from itertools import product
+from functools import cache, lru_cache, partial
+from itertools import islice, product
 
 import numpy as np
 
 from protonet._text import join_digit_groups
-from protonet.tables.columns.units import detect_unit, split_unit
+from protonet.tables.columns.units import OPEN_INTERVAL_WORDS, detect_unit, split_unit
 from protonet.tables.delimited import COMMA_NUMBER_PATTERN, MISSING_TEXTS, POINT_GROUPED_DIGITS, POINT_NUMBER_PATTERN
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
@@ -27,20 +27,8 @@ MIN_PARSED_FRACTION = 0.9
 #: columns of other types, these words may be categories.
 MISSING_WORDS = frozenset(
     {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
-    | {
-        "notavailable",
-        "notapplicable",
-        "notknown",
-        "notmeasured",
-        "notrecorded",
-        "notrated",
-        "unrated",
-        "nodata",
-        "novalue",
-        "nd",
-        "tbd",
-    }
-    | {"err"}
+    | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "notrated", "unrated", "nodata"}
+    | {"novalue", "nd", "tbd", "err"}
 )
 #: The spellings of true and false, in lower case. Spellings of true are mapped to "1", those of false to "0".
 BOOLEAN_SPELLINGS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
@@ -64,7 +52,7 @@ _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
     r"(?P<low>\d+(?:[.,]\d+)*(?:e\d+)?)"
     r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*(?:e\d+)?))?"
-    r"\s*(?P<open>\+|plus|(?:and|or) (?:over|more|above|up|higher|older))?",
+    rf"\s*(?P<open>\+|plus|(?:and|or) (?:{'|'.join(sorted(OPEN_INTERVAL_WORDS - {'plus'}))}))?",
     re.IGNORECASE,
 )
 # 37:02:11, 9:16 (minutes and seconds), 1 day, 13:02:11 (Python), -1 days +23:00:00 (pandas), PT37H2M11S (ISO 8601).
@@ -324,14 +312,18 @@ def infer_numeric_format(
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
-    unit = detect_unit(cells)
-    parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
-    parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
-    # A few cells suffice to rule out columns of long texts.
-    likely = [
-        name for name in order if parsed_fraction(parsers[name], cells[:N_PROBED_CELLS]) >= MIN_PARSED_FRACTION / 2
-    ]
-    fractions = {name: parsed_fraction(parsers[name], cells) for name in likely}
+    def select_likely(unit: str | None) -> dict[str, Callable[[str], float]]:
+        """Select the parsers that read many of the first cells, which rule out most columns of texts."""
+        parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
+        parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
+        probed = cells[:N_PROBED_CELLS]
+        return {
+            name: parsers[name] for name in order if parsed_fraction(parsers[name], probed) >= MIN_PARSED_FRACTION / 2
+        }
+
+    if not select_likely(None):  # the unit depends on all cells, and is slow to detect
+        return ""
+    fractions = {name: parsed_fraction(parse, cells) for name, parse in select_likely(detect_unit(cells)).items()}
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
 
@@ -384,13 +376,18 @@ def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIR
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     marks = ("comma", "point") if order.index("comma") < order.index("point") else ("point", "comma")
-    unit = detect_unit(cells)
+
+    def list_others(mark: str, unit: str | None) -> list[str]:
+        """List the first two cells that are no intervals in this unit."""
+        return list(islice((cell for cell in cells if math.isnan(parse_interval(cell, mark, unit))), 2))
+
     for mark in marks if len(cells) > 2 else ():
-        read = [cell for cell in cells if not math.isnan(parse_interval(cell, mark, unit))]
-        others = [cell for cell in cells if cell not in read]
-        is_answer = len(others) == 1 and len(read) >= 4 and not any(map(str.isdigit, others[0]))
-        are_numbers = all(not math.isnan(parse_formatted_number(cell, mark)) for cell in read)
-        if not are_numbers and (not others or is_answer):
+        if len(list_others(mark, None)) > 1:  # most columns; the unit depends on all cells, and is slow to detect
+            continue
+        others = list_others(mark, detect_unit(cells))
+        is_answer = len(others) == 1 and len(cells) > 4 and not any(map(str.isdigit, others[0]))
+        numbers = (parse_formatted_number(cell, mark) for cell in cells if cell not in others)
+        if (not others or is_answer) and any(map(math.isnan, numbers)):
             return "interval" if mark == "point" else "comma interval"
     return ""
 
@@ -411,13 +408,18 @@ def parse_date(cell: str, date_format: str) -> float:
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
-        text = _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
-        moment = datetime.strptime(text, date_format)
+        moment = datetime.strptime(_reorder_date(cell), date_format)
     except (ValueError, OverflowError):
         is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02
         return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan
     epoch = datetime(1900, 1, 1) if date_format in _TIME_FORMATS else datetime(1970, 1, 1)
     return (moment - epoch).total_seconds() / SECONDS_PER_DAY
+
+
+@lru_cache(maxsize=2 * N_PROBED_CELLS)
+def _reorder_date(cell: str) -> str:
+    """Remove the weekday and "GMT" from a date, and move a time behind it; cached, since many formats are tried."""
+    return _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:

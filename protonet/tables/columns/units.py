@@ -38,7 +38,7 @@ _POWER_LETTER = re.compile(r"(?<=\d)\s?([kKMB])(?![^\W\d_])")
 _FEET_AND_INCHES = re.compile(
     r"(\d+)\s?(?:['’′]|ft\.?|feet|foot)\s?(\d\d?(?:\.\d+)?)\s?(?:\"|''|[”″]|in\.?|inch(?:es)?)", re.IGNORECASE
 )
-_OUT_OF_MAXIMUM = re.compile(r"(\d+(?:[.,]\d+)?)(\s?/\s?)([2-9]|\d\d|100)")  # 8/10
+_OUT_OF_MAXIMUM = re.compile(r"(\d+(?:[.,]\d+)?)\s?/\s?([2-9]|\d\d|100)")  # 8/10
 _BARE_NUMBER = re.compile(r"\d[\d.,\s'’]*")
 _UNIT = re.compile(
     r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
@@ -61,8 +61,8 @@ def split_unit(cell: str) -> tuple[str, str]:
         return cell, ""
     if match := _FEET_AND_INCHES.fullmatch(cell):
         return f"{12 * int(match[1]) + float(match[2]):.10g}", "in"
-    if (match := _OUT_OF_MAXIMUM.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[3]):
-        return match[1], f"/{match[3]}"
+    if (match := _OUT_OF_MAXIMUM.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[2]):
+        return match[1], f"/{match[2]}"
     text, unit = _FOOTNOTE_MARK.sub("", _APPROXIMATE.sub("", cell)), ""
     text = _POWER_WORD.sub(lambda word: f"e{_POWERS_OF_TEN[word[1].lower()]}", text)
     if (match := _UNIT.search(text)) and _is_unit(match):
@@ -94,9 +94,7 @@ def _is_currency(unit: str) -> bool:
 
 def is_known_unit(unit: str) -> bool:
     """Test whether a result of `split_unit` is a common unit or a currency, rather than any word."""
-    base = unit.partition("/")[0].rstrip("23²³")
-    patterns = (UNITS, UNIT_WORDS)
-    return not unit.isalpha() or any(pattern.fullmatch(base) for pattern in patterns)
+    return not unit.isalpha() or any(pattern.fullmatch(unit) for pattern in (UNITS, UNIT_WORDS))
 
 
 def detect_unit(cells: Iterable[str]) -> str:
@@ -106,7 +104,7 @@ def detect_unit(cells: Iterable[str]) -> str:
     """
     units = Counter[str]()
     for text, unit in (split_unit(cell) for cell in cells if any(map(str.isdigit, cell))):
-        last_word = text.split()[-1] if text.split() else ""
+        last_word = (text.split() or [""])[-1]
         if any(map(str.isdigit, last_word)) or last_word.casefold() in OPEN_INTERVAL_WORDS:
             units[unit] += 1
     del units[""]
