@@ -1,23 +1,179 @@
-"""The submission, loaded by its path: which library it takes, and that it leaves the import system alone."""
+"""The submission and its packer: the archive, the contest's limits, the single file, and which library it imports."""
 
 from __future__ import annotations
 
+import ast
 import io
+import json
+import stat
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 import protonet
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import load_solution
 from protonet.datasets import Split, sample_family
-from solution.pack import ROOT, pack_single_file, pack_zip
+from protonet.optimizer import CustomOptimizer
+from solution import pack
+from solution.pack import (
+    MANIFEST_FILE,
+    ROOT,
+    check_archive,
+    join_package,
+    library_files,
+    main,
+    pack_single_file,
+    pack_zip,
+)
+
+GOOD = {
+    "protocol": "zip_project",
+    "protocol_version": 1,
+    "note": "",
+    "commands": {"setup": "s.sh", "build": "s.sh", "run": "s.sh"},
+}
+
+
+def test_library_is_what_the_solver_imports() -> None:
+    code = "import sys, protonet.fit.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    packed = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in library_files()]
+    assert sorted(packed) == sorted(loaded)
+
+
+def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
+    sources = {
+        "__init__.py": "from protonet.a import x",
+        "fit/__init__.py": "",
+        "fit/solver.py": "import protonet.b.deep as deep, os",
+        "a.py": "def f():\n    from . import c",
+        "b/__init__.py": "",
+        "b/deep.py": "from ..d import y\nimport torch.nn",
+        **dict.fromkeys(["c.py", "d.py", "unused.py"], ""),
+    }
+    for name, source in sources.items():
+        (tmp_path / "protonet" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "protonet" / name).write_text(source)
+    expected = {f"protonet/{name}" for name in sources} - {"protonet/unused.py"}
+    files = library_files(tmp_path)
+    assert set(files) == expected
+    assert list(files) == sorted(files)
+    (tmp_path / "protonet/c.py").write_text("from scipy.special import ive")
+    with pytest.raises(ValueError, match=r"^`protonet/c.py` must import torch, numpy and .*; got scipy\."):
+        library_files(tmp_path)
+
+
+def test_zip_has_what_is_needed_and_nothing_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(pack_zip())) as archive:
+        scripts = [f"scripts/{name}.sh" for name in ("setup", "build", "run")]
+        assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST_FILE, "solution.py"])
+        assert archive.read("solution.py") == (ROOT / "solution/solution.py").read_bytes()
+        assert archive.read("protonet/fit/solver.py") == (ROOT / "protonet/fit/solver.py").read_bytes()
+        for entry in archive.infolist():
+            assert entry.date_time == (1980, 1, 1, 0, 0, 0)
+            mode = 0o755 if entry.filename.endswith(".sh") else 0o644
+            assert entry.external_attr >> 16 == stat.S_IFREG | mode
+        archive.extractall(tmp_path)
+    for name in ("setup", "build"):
+        subprocess.run(["sh", tmp_path / f"scripts/{name}.sh"], check=True, cwd="/")
+    subprocess.run(["sh", "-n", tmp_path / "scripts/run.sh"], check=True)
+    (tmp_path / "protonet/fit/solver.py").unlink()
+    assert subprocess.run(["sh", tmp_path / "scripts/build.sh"], check=False).returncode == 1
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.text("'\\\r\n\0a"))
+def test_literal_round_trip(text: str) -> None:
+    assert ast.literal_eval(pack._format_literal(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra": 1}, "have the keys"),
+        ({"protocol": "git"}, "have protocol zip_project, version 1; got"),
+        ({"protocol_version": 2}, "have protocol zip_project, version 1; got"),
+        ({"note": "é" * 513}, "have a note of at most 1024 bytes; got 1026"),
+        ({"commands": {"run": "s.sh"}}, "have the commands setup, build, run; got"),
+    ],
+)
+def test_a_manifest_that_the_contest_refuses(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^`{MANIFEST_FILE}` must {message}"):
+        check_archive({MANIFEST_FILE: json.dumps(GOOD | changes)}, 100)
+
+
+def test_limits_of_an_archive() -> None:
+    good = {MANIFEST_FILE: json.dumps(GOOD)}
+    check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_BYTES)
+    with pytest.raises(ValueError, match=r"^`archive` must have at most 256 entries; got 257"):
+        check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
+
+
+def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path: Path) -> None:
+    sources = {
+        "__init__.py": '"""A package."""\n\nfrom made.a import double\n\n__all__ = ["double"]\n',
+        "a.py": '"""A module."""\n\nimport math\n\nfrom made.b import (\n    FACTOR,\n)\n\n\ndef double(x):\n'
+        '    """A docstring."""\n    return math.floor(FACTOR * x)\n',
+        "b.py": "from __future__ import annotations\n\nimport math\nfrom typing import Any, Final\n\n# A comment.\n"
+        "FACTOR: Final[Any] = math.sqrt(4)\n",
+    }
+    (tmp_path / "made").mkdir()
+    for name, source in sources.items():
+        (tmp_path / "made" / name).write_text(source)
+    joined = join_package("made", tmp_path)
+    assert joined == (
+        '"""A package.\n"""\n\nfrom __future__ import annotations\n\nfrom typing import Any\nfrom typing import Final\n'
+        "import math\n\n\n# A comment.\nFACTOR: Final[Any] = math.sqrt(4)\n\n\ndef double(x):\n"
+        '    """A docstring."""\n    return math.floor(FACTOR * x)\n\n\n__all__ = ["double"]\n'
+    )
+    names: dict[str, Any] = {}
+    exec(joined, names)
+    assert names["double"](3) == 6
+
+
+def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = (pack.ZIP_NAME, pack.SINGLE_FILE_NAME, pack.OPTIMIZER_FILE_NAME, pack.CONFIG_FILE_NAME)
+    paths = [tmp_path / "new/folder" / name for name in names]
+    assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
+    archive, single, *optimizer = paths
+    CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
+    assert optimizer[0].read_text(encoding="utf-8") == join_package()
+    assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
+    assert archive.read_bytes() == pack_zip()  # the same sources give the same bytes
+    assert single.read_bytes() == pack_single_file()
+    assigned = next(node for node in ast.parse(single.read_bytes()).body if isinstance(node, ast.AnnAssign))
+    assert assigned.value is not None
+    assert ast.literal_eval(assigned.value) == library_files()
+
+
+def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(pack, "library_files", lambda: {"protonet/a.py": "x" * (pack.MAX_BYTES + 1)})
+    for arguments, message in (
+        (["-o", str(tmp_path / "file")], "solution.pack: `--output` must be a folder that can be written; got"),
+        (["extra"], "solution.pack: unexpected argument: extra"),
+        (["-o", str(tmp_path)], "solution.pack: `archive` must have at most 20971520 bytes; got"),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(message)
+        assert captured.err.count("\n") == 1
+
 
 SOURCE = ROOT / "solution" / "solution.py"
 

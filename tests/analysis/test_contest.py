@@ -1,27 +1,56 @@
-"""The contest: the trial, the modules that its process may import, and new draws of the data."""
+"""The contest: trial, modules, draws, Bayes rules and baselines against oracles; the speed study's processes."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from scipy.special import ive, logsumexp
+from scipy.stats import multivariate_normal
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.neighbors import NearestCentroid
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
 
 from analysis.__main__ import main
 from analysis.contest import draws
-from analysis.contest.draws import SOLVER, MethodRun, summarise, tabulate
+from analysis.contest.draws import (
+    METHODS,
+    SOLVER,
+    MethodRun,
+    log_vmf_integral,
+    predict_bayes,
+    predict_bayes_gaussian,
+    predict_bayes_sphere,
+    predict_test_rows,
+    summarise,
+    tabulate,
+)
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import evaluate, measure_peak_memory
+from analysis.real_data.robustness import TUNED_BASELINES
+from analysis.real_data.sets import load_real_dataset
+from analysis.shared.baselines import BASELINES, FOLDS, INVERSE_PENALTIES, pool_labelled
+from analysis.solver import speed
+from analysis.solver.speed_worker import MEASUREMENTS
 from protonet import solve
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT
 from tests.analysis.conftest import Made, read_cells
+from tests.strategies import blobs
 
 LINEAR = """
 import json, numpy, torch
@@ -150,3 +179,219 @@ def test_statistics() -> None:
         *("nuisance", "16+4", "9", "85.00 ±5.00", "90.00 ±0.00", "+5.00 ±5.00"),
         *("60.00 (+25.00 ±5.00)", "75.00 (+10.00 ±20.00)", "-10.00 ±20.00", "1,000", "1.0"),
     ]
+
+
+RULES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian)}
+KAPPAS = torch.tensor([1e-9, 1e-4, 0.3, 0.999, 1, 1.5, 7, 50, 300, 2e3, 1e4, 1e5, 1e6]).double()
+
+
+def sample_covariance(dim: int) -> Tensor:
+    root = torch.randn(dim, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    return 0.1 * root @ root.T + 0.05 * torch.eye(dim, dtype=torch.float64)
+
+
+def sample_task(seed: int, dim: int, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return support, labels and queries around prototypes of norm 2.5, with any count a class."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = partial(torch.randn, dtype=torch.float64, generator=generator)
+    prototypes = 2.5 * torch.nn.functional.normalize(normal(len(counts), dim), dim=1)
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    queries = torch.randint(len(counts), (60,), generator=generator)
+    support = prototypes[labels] + 0.8 * normal(len(labels), dim)
+    return support, labels, prototypes[queries] + 0.8 * normal(60, dim)
+
+
+def test_the_integral_is_scipys_where_that_does_not_underflow() -> None:
+    for dim in (2, 3, 5, 10, 61, 62, 63, 100, 384, 1000):
+        order = dim / 2 - 1
+        kappa = KAPPAS.numpy()
+        scaled = ive(order, kappa)
+        seen = scaled > 1e-250
+        expected = np.log(scaled[seen]) + kappa[seen] - order * np.log(kappa[seen])
+        result = log_vmf_integral(KAPPAS, dim).numpy()[seen]
+        assert seen.sum() >= 4, dim
+        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-10)
+
+
+def test_the_integral_follows_the_recurrence() -> None:
+    for dim in (4, 60, 61, 62, 63, 64, 384, 4000):
+        higher = log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
+        same = log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
+        expected = log_vmf_integral(KAPPAS, dim - 2)
+        torch.testing.assert_close(torch.logaddexp(higher, same), expected, rtol=1e-13, atol=1e-10)
+
+
+def test_brute_force_over_the_sphere() -> None:
+    dim = 4
+    support, labels, query = sample_task(dim, dim, [1, 4, 0, 2, 3])
+    rng = np.random.default_rng(dim)
+    centres = rng.normal(size=(40_000, dim))
+    centres *= 2.5 / np.linalg.norm(centres, axis=1, keepdims=True)
+
+    def log_likelihood(x: Tensor) -> Any:
+        return -cdist(x.numpy(), centres, "sqeuclidean") / (2 * 0.8**2)  # (rows, centres)
+
+    at_query = log_likelihood(query)
+    scores = []
+    for c in range(5):
+        weight = log_likelihood(support[labels == c]).sum(axis=0)  # (centres,)
+        scores.append(logsumexp(at_query + weight, axis=1) - logsumexp(weight))
+    table = np.stack(scores, axis=1)  # (n_queries, classes)
+    lead = np.diff(np.sort(table, axis=1)[:, -2:], axis=1)[:, 0]
+    sure = lead > 0.05  # far beyond the error of the sampling
+    result = predict_bayes_sphere(support, labels, query, num_classes=5, noise=0.8).numpy()
+    assert sure.mean() > 0.8
+    assert set(table[sure].argmax(axis=1)) == set(range(5))
+    np.testing.assert_array_equal(result[sure], table[sure].argmax(axis=1))
+
+
+@pytest.mark.parametrize("isotropic", [True, False])
+def test_slow_loop(isotropic: bool) -> None:
+    dim, counts = 6, [1, 5, 0, 2]
+    support, labels, query = sample_task(1, dim, counts)
+    covariance = sample_covariance(dim)
+    noise = 0.64 * np.eye(dim) if isotropic else covariance.numpy()
+    prior = 2.5**2 / dim * np.eye(dim)
+    scores = []
+    for c, n in enumerate(counts):
+        posterior = np.linalg.inv(np.linalg.inv(prior) + n * np.linalg.inv(noise))
+        mean = posterior @ np.linalg.inv(noise) @ support[labels == c].sum(0).numpy()
+        scores.append(multivariate_normal(mean, noise + posterior).logpdf(query.numpy()))
+    expected = np.stack(scores, axis=1).argmax(axis=1)
+    result = predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
+    assert set(expected) == set(range(4))
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@settings(deadline=None, derandomize=True, max_examples=10)
+@given(st.integers(0, 9999), st.integers(2, 80), st.lists(st.integers(1, 4), min_size=2, max_size=6))
+def test_relabelling_row_order_and_chunks(seed: int, dim: int, counts: list[int]) -> None:
+    support, labels, query = sample_task(seed, dim, counts)
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.randperm(len(counts), generator=generator)
+    order, rows = torch.randperm(len(labels), generator=generator), torch.randperm(60, generator=generator)
+    for name, predict in RULES.items():
+        population = {} if name == "predict_bayes_sphere" else {"covariance": sample_covariance(dim)}
+        rule = partial(predict, **population)
+        result = rule(support, labels, query, num_classes=len(counts))
+        assert (tuple(result.shape), result.dtype) == ((60,), torch.int64)
+        shuffled = rule(support[order], names[labels][order], query[rows], num_classes=len(counts))
+        assert torch.equal(shuffled, names[result][rows])
+        many = rule(support, labels, query.repeat(20, 1), num_classes=len(counts))
+        assert torch.equal(many, result.repeat(20))
+
+
+def test_the_rule_is_that_of_the_noise() -> None:
+    for name in ("isotropic", "correlated", "nuisance"):
+        split = sample_family(name, seed=0, n_train=2, n_val=1, num_classes=10, dim=70)
+        x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+        anisotropic = partial(predict_bayes_gaussian, covariance=split.noise_covariance)  # type: ignore[arg-type]
+        rule = predict_bayes_sphere if name == "isotropic" else anisotropic
+        assert torch.equal(predict_bayes(split), rule(x, y, split.test_x, num_classes=10))
+    with pytest.raises(ValueError, match=r"^`split` must know its noise_covariance; got"):
+        predict_bayes(sample_family("warped", seed=0, num_classes=2, dim=4))
+
+
+def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
+    return sample_family(family, seed=3, n_train=n_train, n_val=2, num_classes=6, dim=10)
+
+
+def run(split: Split, method: str) -> torch.Tensor:
+    predicted = predict_test_rows(split, method)
+    assert predicted is not None
+    return predicted
+
+
+def arrays(seed: int, rows: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    x, y = blobs(seed, classes=classes, rows=rows)
+    return x.double().numpy(), y.numpy()
+
+
+def test_means_are_scikit_learns_and_the_slow_loop() -> None:
+    split = sample_draw("subclusters")
+    x, y = pool_labelled(split)
+    expected = NearestCentroid().fit(x.numpy(), y.numpy()).predict(split.test_x.numpy())
+    assert run(split, "nearest_mean").tolist() == expected.tolist()
+    means = [x[y == c].mean(dim=0) for c in range(6)]
+    cosines = [[torch.cosine_similarity(row, mean, dim=0) for mean in means] for row in split.test_x]
+    assert run(split, "cosine").tolist() == np.argmax(cosines, axis=1).tolist()
+
+
+def test_lda_is_the_closed_form() -> None:
+    split = sample_draw("correlated", n_train=8)
+    x, y = (part.double() if part.is_floating_point() else part for part in pool_labelled(split))
+    means = torch.stack([x[y == c].mean(dim=0) for c in range(6)])
+    residuals = x - means[y]
+    sample = residuals.T @ residuals / len(x)
+    target = sample.diagonal().mean() * torch.eye(10, dtype=torch.float64)
+    spread = ((residuals[:, :, None] * residuals[:, None, :] - sample) ** 2).mean(dim=0).sum() / len(x)
+    shrinkage = min(1.0, float(spread / ((sample - target) ** 2).sum()))
+    weights = torch.linalg.solve((1 - shrinkage) * sample + shrinkage * target, means.T)
+    scores = split.test_x.double() @ weights - (means * weights.T).sum(dim=1) / 2
+    assert run(split, "lda").tolist() == scores.argmax(dim=1).tolist()
+
+
+def test_logistic_is_scikit_learns_search() -> None:
+    split = sample_draw("nuisance", n_train=8)
+    x, y = (part.numpy() for part in pool_labelled(split))
+    scaler = StandardScaler().fit(x)
+    search = GridSearchCV(
+        LogisticRegression(), {"C": INVERSE_PENALTIES}, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    ).fit(scaler.transform(x), y)
+    expected = search.predict(scaler.transform(split.test_x.numpy()))
+    assert run(split, "logistic").tolist() == expected.tolist()
+
+
+def test_mlp_learns_from_train_alone_and_leaves_the_generator() -> None:
+    split = sample_draw(n_train=16)
+    before = torch.get_rng_state()
+    predicted = run(split, "mlp")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert float((predicted == split.test_y).double().mean()) > 0.8
+    wrong = dataclasses.replace(split, val_y=(split.val_y + 1) % 6)
+    assert torch.equal(predicted, run(wrong, "mlp"))
+
+
+def test_one_sample_per_class() -> None:
+    for name in METHODS:
+        split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
+        predicted = run(split, name)
+        assert predicted.shape == split.test_y.shape, name
+        assert predicted.dtype == torch.int64, name
+
+
+@pytest.mark.parametrize("method", TUNED_BASELINES)
+def test_every_tuned_baseline_learns_blobs(method: str) -> None:
+    rows = 5
+    x, y = arrays(0, rows + 20)
+    order = np.argsort(y, kind="stable").reshape(3, -1)
+    train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
+    outcome = BASELINES[method].fit(x[train], y[train])(x[test])
+    assert (outcome.predicted == y[test]).mean() > 0.85
+
+
+def test_logistic_has_log_probabilities() -> None:
+    x, y = arrays(2, 8)
+    outcome = BASELINES["logistic"].fit(x, y)(50 * x)  # far out: probabilities themselves would be zero
+    assert outcome.log_probabilities is not None
+    np.testing.assert_allclose(np.exp(outcome.log_probabilities).sum(1), 1)
+    assert np.isfinite(outcome.log_probabilities).all()
+    assert (outcome.log_probabilities.argmax(1) == outcome.predicted).all()
+
+
+windows = pytest.mark.skipif(sys.platform == "win32", reason="the module resource is missing there")
+
+
+@windows
+def test_a_solve_and_its_growth_are_measured_and_tabulated(tmp_path: Path) -> None:
+    iris = load_real_dataset("iris")
+    fit = speed.measure(
+        speed.Measurement("fit", "iris, 2", speed.split_rows(iris.x, iris.y, 2), "fast"), ROOT, tmp_path
+    )
+    grow = MEASUREMENTS["grow"]({"sizes": np.array([60, 3, 8])}, "fast")
+    assert min(fit["value"], grow["value"]) > 0
+    assert fit["right"] > 0.7
+    assert grow["memory"] > 50
+    rows = [{"kind": "fit", "name": "iris, 2", "option": effort, "now": fit} for effort in ("fast", "default")]
+    text = speed.tabulate([*rows, {"kind": "grow", "name": "60 rows", "option": "fast", "now": grow}])
+    assert text.count("\n| ... loss") == 2

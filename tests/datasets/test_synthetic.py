@@ -1,15 +1,35 @@
-"""The synthetic families agree with their descriptions, and the official data with the contest's account."""
+"""Synthetic families, the official data, drawn glyphs, and sets of pictures that are decoded once."""
+
+from __future__ import annotations
 
 import doctest
+import io
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageFont
 from scipy import stats
 from torch import Tensor
 
 from analysis.contest.trial import sample_official
-from protonet.datasets import FAMILIES, Split, sample_family, synthetic
+from protonet.datasets import FAMILIES, Dataset, Split, load_glyphs, load_mini_imagenet, sample_family, synthetic
+from protonet.datasets.dataset import SPLIT_SIDES
+from protonet.datasets.glyphs import SPLIT_SIDE_FRACTIONS, get_alphabet, list_font_faces, split_by_alphabet
+from protonet.datasets.pictures import (
+    ImageSet,
+    LabelledPictures,
+    join_sides,
+    list_pictures_by_class,
+    load_pictures,
+    make_layout,
+    open_picture,
+)
+from tests.datasets.trees import draw_classes, make_folders, paint
 
 TENSORS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
 
@@ -167,3 +187,236 @@ def test_official_cosine_is_the_published_figure() -> None:
     split = sample_official()
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
     assert round(score_cosine(x, y, split.test_x, split.test_y), 4) == 0.9883
+
+
+SOME = "abcxyzαβγж≤⠿"
+
+
+def rows_of(data: Dataset, character: str) -> torch.Tensor:
+    return data.x[data.y == data.class_names.index(character)]
+
+
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTONET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return load_glyphs(characters=SOME, copies=2)
+
+
+def test_images(some: Dataset) -> None:
+    assert some.class_names == tuple(sorted(SOME))
+    assert (tuple(some.x.shape[1:]), some.x.dtype, some.y.dtype) == ((784,), torch.float32, torch.int64)
+    assert (some.shape, some.memory_map) == ((1, 28, 28), None)
+    assert float(some.x.min()) == 0
+    assert 0.4 < float(some.x.amax(dim=1).min()) <= float(some.x.max()) <= 1  # none is blank
+    assert float(some.x.mean()) < 0.3  # paper is 0
+    faces = list_font_faces()
+    for character, count in zip(some.class_names, torch.bincount(some.y).tolist(), strict=True):
+        assert count == 2 * sum(character in face.characters for face in faces)
+
+
+def test_faces_have_the_glyphs_that_they_claim() -> None:
+    for face in list_font_faces()[:2]:
+        font = ImageFont.truetype(face.path, 20)
+        missing = bytes(font.getmask("\U0010ffff"))
+        assert all(bytes(font.getmask(character)) != missing for character in SOME)
+        assert "\U0010ffff" not in face.characters
+
+
+def test_blanks_lookalikes_and_rare_characters_are_left_out() -> None:
+    data = load_glyphs(characters="AB\N{GREEK CAPITAL LETTER ALPHA}\N{CYRILLIC CAPITAL LETTER A}C \u2003\u0301")
+    assert data.class_names == ("A", "B", "C")
+    arabic = "\N{ARABIC LETTER BEH}\N{ARABIC LETTER SEEN}"  # in few faces
+    assert load_glyphs(characters="AB" + arabic).class_names == ("A", "B")
+    assert load_glyphs(characters="AB" + arabic, min_faces=2).num_classes == 4
+
+
+def test_an_image_depends_on_its_sample_alone(some: Dataset, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = load_glyphs(characters="xβ")
+    assert torch.equal(rows_of(few, "β"), rows_of(some, "β")[::2])
+    copies = rows_of(some, "x")
+    assert len(copies.unique(dim=0)) == len(copies)
+    (path,) = cache.iterdir()
+    written = path.stat().st_mtime_ns
+    assert torch.equal(load_glyphs(characters="βx").x, few.x)  # from the cache
+    assert path.stat().st_mtime_ns == written
+    assert not torch.equal(rows_of(load_glyphs(characters="xβ", seed=1), "β"), rows_of(few, "β"))
+    assert len(list(cache.iterdir())) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_the_cache_is_in_the_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROTONET_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    load_glyphs(characters="ab")
+    assert len(list((tmp_path / "xdg" / "protonet").iterdir())) == 1
+
+
+def test_every_character_has_an_alphabet() -> None:
+    letters = "aβж\N{GEORGIAN LETTER AN}\N{ARMENIAN SMALL LETTER AYB}\N{MODIFIER LETTER SMALL H}"
+    assert [get_alphabet(c) for c in letters] == ["LATIN", "GREEK", "CYRILLIC", "GEORGIAN", "ARMENIAN", "MODIFIER"]
+    others = "!\N{BULLET}\N{RIGHTWARDS ARROW}\N{N-ARY SUMMATION}\N{BRAILLE PATTERN DOTS-1}7"
+    expected = ["PUNCTUATION", "PUNCTUATION", "ARROWS", "MATHEMATICAL", "BRAILLE", "PUNCTUATION"]
+    assert [get_alphabet(c) for c in others] == expected
+
+
+def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
+    serif = next(face for face in list_font_faces() if face.path.stem == "DejaVuSerif")
+    characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
+    sides = split_by_alphabet(characters)
+    sides_of: dict[str, set[str]] = {}
+    for character, side in zip(characters, sides, strict=True):
+        sides_of.setdefault(get_alphabet(character), set()).add(side)
+    assert {"LATIN", "GREEK", "CYRILLIC", "BRAILLE"} <= set(sides_of)
+    letters = {name for name in sides_of if any(c.isalpha() and get_alphabet(c) == name for c in characters)}
+    counts = Counter(map(get_alphabet, characters))
+    small = [name for name in sides_of if counts[name] < 20]
+    assert all(len(part) == 1 for part in sides_of.values())
+    assert len(set.union(*(sides_of[name] for name in small))) == 1
+    for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True):
+        assert abs(sides.count(side) / len(sides) - fraction) < 0.1
+        assert any(side in sides_of[name] for name in letters)
+
+
+def test_faces_of_further_fonts_are_rendered(tmp_path: Path) -> None:
+    folder = tmp_path / "fonts" / "deeper"
+    folder.mkdir(parents=True)
+    plain = load_glyphs(characters="ab")
+    shutil.copy(list_font_faces()[0].path, folder / "Mine.TTF")
+    more = load_glyphs(characters="ab", fonts=tmp_path / "fonts")
+    assert len(more.y) == len(plain.y) + 2
+    assert torch.equal(rows_of(more, "a")[:-1], rows_of(plain, "a"))
+    (folder / "bad.ttf").write_bytes(b"no font")
+    with pytest.raises(ValueError, match=r"^`fonts` must hold fonts that can be read; got .*bad\.ttf"):
+        load_glyphs(characters="ab", fonts=tmp_path / "fonts")
+    with pytest.raises(ValueError, match="`fonts` must be a folder with TTF files"):
+        load_glyphs(characters="ab", fonts=tmp_path / "absent")
+
+
+def test_errors_of_glyphs() -> None:
+    cases: list[tuple[dict[str, object], type[Exception], str]] = [
+        ({"characters": "a"}, ValueError, "`characters` must hold at least 2 that 8 faces draw; got 1 of 1"),
+        ({"characters": ""}, ValueError, "`characters` must hold at least 2"),
+        ({"copies": 0}, ValueError, "`copies` must be a whole number >= 1; got 0"),
+        ({"min_faces": 0}, ValueError, "`min_faces` must be a whole number >= 1; got 0"),
+        ({"seed": -1}, ValueError, "`seed` must be a whole number >= 0; got -1"),
+        ({"seed": "x"}, TypeError, "`seed` must be a whole number >= 0; got 'x'"),
+    ]
+    for change, error, message in cases:
+        with pytest.raises(error, match=f"^{message}"):
+            load_glyphs(**({"characters": "ab"} | change))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_folders(tmp_path / "data")
+
+
+def find(root: Path, size: int = 6) -> ImageSet:
+    files, read = make_layout(list_pictures_by_class(root))
+    return ImageSet(name="load_some", root=root, files=files, read=read, size=size)
+
+
+def test_pixels_equal_pillows(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name, shape in (("a", (30, 40, 3)), ("b", (90, 70, 3))):
+        (tmp_path / name).mkdir(parents=True)
+        Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(tmp_path / name / "1.png")
+    data = load_pictures(find(tmp_path), 12)
+    assert (data.shape, data.class_names, data.y.tolist(), data.sides) == ((3, 12, 12), ("a", "b"), [0, 1], None)
+    for row, name in zip(data.x, "ab", strict=True):
+        picture = Image.open(tmp_path / name / "1.png").resize((12, 12), Image.Resampling.LANCZOS)
+        assert row.reshape(3, 12, 12).permute(1, 2, 0).numpy().tolist() == np.asarray(picture).tolist()
+
+
+def test_rows_are_mapped_and_scaled_where_they_are_read(root: Path, cache: Path) -> None:
+    data = load_mini_imagenet(root, size=8)
+    assert data.memory_map is not None
+    assert not data.is_float_in_memory
+    rows = torch.tensor([13, 0, 13])
+    assert torch.equal(data.get_rows(rows), data.x[rows].float() / 255)
+    (saved,) = cache.iterdir()
+    assert saved.name.startswith("mini_imagenet-8-")
+    novel = data.select_side("novel")  # a copy in memory
+    assert (novel.x.dtype, novel.shape, novel.memory_map) == (torch.uint8, (3, 8, 8), None)
+    assert torch.equal(novel.get_rows(torch.arange(4)), data.get_rows(torch.arange(10, 14)))
+
+
+def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = load_mini_imagenet(root, size=8)
+    (saved,) = cache.iterdir()
+    written = saved.stat().st_mtime_ns
+    again = load_mini_imagenet(f"{root}/../data", size=8)
+    assert saved.stat().st_mtime_ns == written
+    assert torch.equal(first.x, again.x)
+    assert (first.class_names, first.sides, first.y.tolist()) == (again.class_names, again.sides, again.y.tolist())
+    Image.fromarray(paint("zz", 0)).save(root / "test" / "fox" / "fox0.png")
+    changed = load_mini_imagenet(root, size=8)  # in the same file of the cache
+    assert [path.name for path in cache.iterdir()] == [saved.name]
+    assert changed.get_rows(torch.tensor([10]))[0, 0] == ord("z") / 255
+    os.utime(root / "val" / "dog" / "dog0.png", ns=(1, 1))
+    assert torch.equal(load_mini_imagenet(root, size=8).x, changed.x)
+    (root / "val" / "dog" / "dog0.png").unlink()
+    assert len(load_mini_imagenet(root, size=8).y) == 13
+    assert capsys.readouterr().err == ""
+
+
+def test_a_damaged_cache_file_is_recomputed(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = load_mini_imagenet(root, size=8).x.clone()
+    (saved,) = cache.iterdir()
+    np.savez(cache / "other.npz", x=np.zeros(3))
+    for damaged in (saved.read_bytes()[:-200], (cache / "other.npz").read_bytes(), b""):
+        saved.write_bytes(damaged)
+        assert torch.equal(load_mini_imagenet(root, size=8).x, expected)
+        line = capsys.readouterr().err
+        assert line.startswith(f"protonet: {saved} is made again: ")
+        assert line.count("\n") == 1
+    assert load_mini_imagenet(root, size=8).memory_map is not None
+
+
+def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = load_mini_imagenet(root, size=8)
+    (saved,) = cache.iterdir()
+    saved.unlink()
+    cache.rmdir()
+    cache.write_text("a file")
+    result = load_mini_imagenet(root, size=8)
+    assert "is not kept: " in capsys.readouterr().err
+    assert (result.memory_map, result.shape) == (None, (3, 8, 8))
+    rows = torch.arange(14)
+    assert torch.equal(result.get_rows(rows), expected.get_rows(rows))
+
+
+def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
+    pixels = paint("ab", 0, 4)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    (tmp_path / "a.png").write_bytes(file.getvalue())
+    for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
+        assert np.array_equal(np.asarray(open_picture(picture)), pixels)
+    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got one of a file of many \("):
+        open_picture(b"nothing")
+    with pytest.raises(ValueError, match=r"got .*absent\.png \(no such file\)"):
+        open_picture(tmp_path / "absent.png")
+
+
+def test_numeric_class_names_on_several_sides_get_the_sides_names() -> None:
+    part = LabelledPictures([b"", b""], ["0", "a"], None)
+    joined = join_sides([part, None, LabelledPictures([b""], ["0"], None)])
+    assert joined == LabelledPictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
+
+
+def test_errors_of_pictures(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ValueError, match=r"^`root` must hold one folder per class; got .*data without any"):
+        find(tmp_path / "data")
+    draw_classes(tmp_path / "data", ["ant"])
+    with pytest.raises(ValueError, match=r"^`root` must have at least 2 classes; got 1"):
+        load_pictures(find(tmp_path / "data"))
+    result = find(tmp_path / "data")
+    for size, error in ((0, ValueError), ("x", TypeError)):
+        with pytest.raises(error, match=r"^`size` must be a whole number >= 1"):
+            load_pictures(result, size)  # type: ignore[arg-type]
+    (tmp_path / "data" / "ant" / "ant0.png").unlink()
+    with pytest.raises(ValueError, match=r"^`root` must hold its pictures; got no .*ant0\.png \(No such"):
+        load_pictures(result)

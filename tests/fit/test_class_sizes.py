@@ -1,4 +1,4 @@
-"""Tables with few rows per class: every view, cross-validation and command works with any class sizes."""
+"""Few rows per class, weights of rows, and rows without information."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score, log_loss
+from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
+from protonet.estimator import ProtoNetClassifier
 from protonet.fit.cross_validation import cross_validate, predict_baselines, predict_held_out, repeat_cross_validation
 from protonet.fit.diagnostics import measure_learning_curve
 from protonet.fit.networks import fit_labelled_rows, fit_selected_model
 from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import prepare_training_set
+from protonet.fit.uninformative import PRIOR_PSEUDO_COUNT, compute_uninformative_logits, parse_class_counts
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS
@@ -24,7 +28,7 @@ from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
 from protonet.views.mlp import MLPSpec
 from protonet.views.view import TrainingRows, ViewSpec
 from tests.commands.cases import FAST, Run
-from tests.strategies import PLAIN, write_columns
+from tests.strategies import EVERY_KIND, PLAIN, blobs, write_columns
 
 DIM = 9
 LINEAR = [LinearSpec(scaling) for scaling in FEATURE_SCALINGS]
@@ -96,3 +100,65 @@ def test_commands_work_with_any_class_sizes(tmp_path: Path, run: Run) -> None:
     run("update", model, more, "--in-place")
     run("explain", model, table)
     run("suggest", model, remaining, "-n", "1")
+
+
+X, Y = (part.numpy() for part in blobs(0, rows=8, noise=0.8))
+TEST_X, TEST_Y = (part.numpy() for part in blobs(0, rows=60, noise=0.8))
+
+
+def test_equal_weights_of_any_size_change_nothing() -> None:
+    plain = ProtoNetClassifier(effort=EVERY_KIND).fit(X, Y).predict_proba(TEST_X)
+    for weight in (1e-30, 1e30):
+        weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(X, Y, np.full(len(X), weight)).predict_proba(TEST_X)
+        np.testing.assert_allclose(weighted, plain, atol=1e-5)
+
+
+def test_integer_weights_are_repeated_rows() -> None:
+    weights = np.random.default_rng(0).integers(0, 5, len(X))
+    chosen = np.arange(len(X)).repeat(weights)
+    x, test_x = 1e6 + X, 1e6 + TEST_X  # columns that vary by little beside what they have in common
+    repeated = ProtoNetClassifier(effort=EVERY_KIND).fit(x[chosen], Y[chosen]).predict_proba(test_x)
+    weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(x, Y, 0.25 * weights).predict_proba(test_x)
+    np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
+    assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
+
+
+def test_balanced_weights_raise_the_mean_recall() -> None:
+    gains = []
+    for dim, noise, seed in [(*item, seed) for item in ((3, 1.0), (6, 1.2), (12, 1.5)) for seed in range(2)]:
+        rng = np.random.default_rng(seed)
+        centres = rng.normal(size=(3, dim))
+        y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(200)
+        x, test_x = (centres[part] + noise * rng.normal(size=(len(part), dim)) for part in (y, test_y))
+        plain, balanced = (
+            ProtoNetClassifier(effort=PLAIN).fit(x, y, weights).predict(test_x)
+            for weights in (None, compute_sample_weight("balanced", y))
+        )
+        gains.append(balanced_accuracy_score(test_y, balanced) - balanced_accuracy_score(test_y, plain))
+    assert np.mean(gains) > 2 * np.std(gains, ddof=1) / np.sqrt(len(gains))
+
+
+def compute_probabilities(counts: list[int], uninformative: list[int] | None = None) -> list[float]:
+    seen = torch.tensor(uninformative or [0] * len(counts))
+    logits = compute_uninformative_logits(torch.tensor(counts), seen)
+    assert logits is not None
+    assert bool(logits.isfinite().all())
+    return logits.softmax(dim=0).tolist()
+
+
+def test_probabilities_are_class_frequencies_updated_by_uninformative_training_rows() -> None:
+    assert compute_probabilities([30, 10, 0]) == pytest.approx([0.75, 0.25, 0.0])
+    for first, second in ((5, 0), (0, 20), (3, 7)):
+        total = first + second + PRIOR_PSEUDO_COUNT
+        expected = [(first + 0.6 * PRIOR_PSEUDO_COUNT) / total, (second + 0.4 * PRIOR_PSEUDO_COUNT) / total]
+        assert compute_probabilities([60, 40], [first, second]) == pytest.approx(expected)
+
+
+def test_the_network_classifies_uninformative_rows_if_most_training_rows_are() -> None:
+    assert compute_uninformative_logits(torch.tensor([10, 10]), torch.tensor([6, 5])) is None
+
+
+def test_counts_of_a_file_are_not_trusted() -> None:
+    assert parse_class_counts([3, 1], 3).tolist() == [3, 1, 0]  # a class that was added later has no such rows
+    for counts in (None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]):
+        assert parse_class_counts(counts, 2).tolist() == [0, 0], counts
