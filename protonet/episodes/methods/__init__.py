@@ -1,8 +1,12 @@
 """Few-shot methods, one family per file: functions from a batch of episodes to logits.
 
-A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of its paper as keywords. It returns logits
-(episodes, n_queries, n_way), whose softmax is the method's own probabilities. Other constants of a method are in a
-frozen dataclass of its module, with their sources. Its requirements and properties are fields of its `MethodSpec`.
+A method takes `protonet.episodes.samplers.batch.Episodes`: support (episodes, n_support, dim) and queries (episodes,
+n_queries, dim), floating. Its keywords are the settings of its paper. It returns logits (episodes, n_queries, n_way) of
+the dtype of the queries, whose softmax is the method's own probabilities. Docstrings of methods do not repeat this.
+
+The fields of a `MethodSpec` state what the method needs: base classes, texts (episodes, n_way, dim), unlabelled rows
+(episodes, n_unlabelled, dim), an encoder, or rows that are flattened feature maps. Without it, an InputError is raised.
+Other constants of a method are in a frozen dataclass of its module, with their sources.
 """
 
 from __future__ import annotations

@@ -29,20 +29,13 @@ ADAPTIVE_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place 
 def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
     """Classify by the network that `protonet.solve` fits to the support rows.
 
-    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a faster
-    mixture of closed-form classifiers for whole batches.
+    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a faster mixture of
+    closed-form classifiers for whole batches. Logits are cosines to the prototypes over the temperature that was fitted
+    to held-out rows.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         effort: The search effort of `protonet.solve`: fast, default or best.
         seed: The seed of cross-validation folds and initial weights, the same in every episode.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines to the prototypes over the
-        temperature that was fitted to held-out rows.
-
-    Raises:
-        InputError: The effort is unknown.
 
     Source: this package, docs/explanation/how-it-works.md.
     """
@@ -91,12 +84,6 @@ class AdaptiveView(NamedTuple):
 
 def adaptive(episodes: Episodes) -> Tensor:
     """Classify by a mixture of cosine prototypes and ridge regressions, weighted by leave-one-out support losses.
-
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows, with a temperature fitted to left-out rows.
 
     Source: exponential weights, Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008); leave-one-out
         residuals in closed form, Rifkin and Lippert, "Notes on regularized least squares" (2007), sec. 4.

@@ -35,7 +35,6 @@ def distribution_calibration(
     therefore works badly on features whose size is far from one.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and base classes.
         power: The exponent of Tukey's transform, > 0; negative features keep their sign. The authors' code
             uses 0.5.
         n_nearest: The paper's k: number of nearest base classes used for each support row, in [1, base classes].
@@ -44,12 +43,6 @@ def distribution_calibration(
         n_samples: Features sampled per class, >= 1, shared equally among its support rows. The paper uses 750. With
             100, the method takes an eighth of the time and loses 5 points of accuracy at 1-shot on 640 ReLU features.
         seed: The seed of the samples; every episode and class uses the same normal numbers.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no base classes, or fewer than ``n_nearest``.
 
     Source: Yang, Liu and Xu, "Free lunch for few-shot learning: distribution calibration" (2021), eqs. 3 to 7.
         https://arxiv.org/abs/2101.06395

@@ -31,16 +31,8 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
     """Classify by the distance to prototypes that are refined by unlabelled rows, weighted by their closeness.
 
     Args:
-        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
-            n_unlabelled, dim) rows, floating.
         temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0. The paper uses 1.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no unlabelled rows.
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1, eqs. 3 and 4.
         https://arxiv.org/abs/1803.00676
@@ -58,20 +50,12 @@ def semi_kmeans_cluster(
     """Classify by the distance to prototypes refined by unlabelled rows, some of which belong to a distractor cluster.
 
     Args:
-        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
-            n_unlabelled, dim) rows, floating.
         radius: The radius of the distractor cluster, > 0, relative to the radius of a class. The authors learn it,
             starting at 100; 1 is our own choice.
         temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
         centred: Whether the centre of the distractor cluster is the mean of the prototypes. Otherwise it is the origin
             of the embedding, as in the paper, which suits rows that are centred on the base mean (``cl2``).
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no unlabelled rows.
 
     Source: Ren et al. (2018), sec. 3.1.2, eqs. 5 and 6, with the factor 1/2 on distances over squared radii that their
         code has but the paper does not. https://arxiv.org/abs/1803.00676
@@ -100,19 +84,11 @@ def semi_kmeans_masked(
     squared distance over the mean squared distance between unlabelled rows and this prototype.
 
     Args:
-        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
-            n_unlabelled, dim) rows, floating.
         threshold: The relative squared distance, > 0, at which the mask is 1/2. The paper learns it from statistics of
             the distances; 1 is our own choice.
         slope: The slope of the mask at the threshold, > 0. The paper learns it, too; 10 is our own choice.
         temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no unlabelled rows.
 
     Source: Ren et al. (2018), sec. 3.1.3, eqs. 7 to 9; their code multiplies by the mask twice.
         https://arxiv.org/abs/1803.00676
@@ -145,12 +121,8 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
     """Classify by the squared Euclidean distance to prototypes that are refined by the queries.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         steps: How often the queries are assigned and the prototypes refined, >= 0. The paper uses 1; 0 gives
             a prototypical network.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1: memberships
         are the softmax of minus the distances, prototypes the weighted means of eq. 4. https://arxiv.org/abs/1803.00676
@@ -181,15 +153,11 @@ def paddle(
     sharpness of assignments depends on the number of features: with a few dozen of them, one class may get all queries.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         lambda_: The weight of the penalty, >= 0; 0 gives soft k-means. None takes the number of queries, which adds
             the logarithms of class fractions to the logits. The authors' code uses 75, its number of queries.
         n_steps: Updates of assignments, fractions and prototypes, >= 1. The authors' code uses 100.
         temperature: > 0, divides half the squared distances. The paper has no temperature.
         scaled: Whether to divide each feature by its range over the episode's queries, as the authors' code does.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last assignment.
 
     Source: Martin et al., "Towards practical few-shot query sets: transductive minimum description length inference"
         (2022), sec. 3, https://arxiv.org/abs/2210.14545, with the scaling of its code (paddle.py).
@@ -220,20 +188,14 @@ def oslo(
     """Classify by the cosine to prototypes that queries refine, weighted by how likely each query is an inlier.
 
     It is for episodes with open classes, whose queries are outliers. The highest logit of a query is the logit of the
-    probability that it is an inlier.
+    probability that it is an inlier. All rows are centred on their mean, then scaled to unit norm.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
-            centres all rows on their mean, then scales them to unit norm.
         steps: Updates of inlier scores, assignments and prototypes, >= 1. The authors' code uses 2.
         inlier_temperature: > 0, divides the cosines in inlier scores: the paper's weight of the scores' entropy. The
             authors' code uses 0.05.
         temperature: > 0, divides the cosines in assignments to classes: the paper's weight of the assignments' entropy.
             The authors' code uses 0.1.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines over the temperature, plus
-        a constant per query.
 
     Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), sec. 4,
         https://arxiv.org/abs/2301.08390, with the settings and the centring of its code
@@ -327,16 +289,13 @@ def rectify_prototypes(
 def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = False) -> Tensor:
     """Classify by the distance to prototypes that the queries correct (rectify), or by the cosine to them.
 
+    Rows are centred by `compute_episode_centre` and scaled to unit norm. Logits are minus half the squared distances
+    over the temperature, up to a constant. The queries themselves are not shifted.
+
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
-            centres rows by `compute_episode_centre`, and scales them to unit norm.
         temperature: > 0, divides half the squared distances, and the cosines in `rectify_prototypes`.
         paper: Whether to rectify by the paper's weights and classify by the cosine, as the paper does. The published
             code classifies by the nearest prototype.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances over the
-        temperature, up to a constant. The queries themselves are not shifted.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020),
         https://arxiv.org/abs/1911.10713, in the code of Veilleux et al. (2021), bdcspn.py.
@@ -363,9 +322,9 @@ def laplacian_shot(
 ) -> Tensor:
     """Classify by the distance to rectified prototypes, with similar logits for queries that are neighbours.
 
+    Rows are centred by `compute_episode_centre` and scaled to unit norm.
+
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
-            centres rows by `compute_episode_centre`, and scales them to unit norm.
         lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation. The
             authors' code uses 0.7 for most data sets at 1-shot.
         n_neighbours: Number of nearest queries of a query, without itself, >= 0. The authors' 3 includes the query. As
@@ -379,9 +338,6 @@ def laplacian_shot(
             does not shift them; its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on
             mini-ImageNet and CUB, 0.1 on tiered-ImageNet.
         paper: Whether to rectify by the paper's weights, see `rectify_prototypes`, without a shift of the queries.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last update's assignment.
 
     Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1,
         https://arxiv.org/abs/2006.15486, with the rectification of its code (train_lshot.py).

@@ -52,14 +52,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     Encoder and transformer were trained by ``train --objective feat``.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
         temperature: > 0, divides the cosines. The default is the value in training.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There is no encoder, or it was trained with another objective.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
         4.1. https://arxiv.org/abs/1812.03664
@@ -86,18 +79,12 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     class has its own initial weights, so that the order of the classes matters a little (Ye and Chao 2022). An encoder
     from ``--head zero`` is for any number of classes, in any order. Its first step changes the linear layer alone, as
     in `anil`. Batch normalisation uses statistics of the support (Bronskill et al. 2020). In the authors' code it uses
-    statistics of the queries, so that a prediction depends on the other queries.
+    statistics of the queries, so that a prediction depends on the other queries. The method uses the encoder's inputs
+    instead of the embeddings.
 
     Args:
-        episodes: Episodes with a meta-trained encoder. The method uses the encoder's inputs instead of the embeddings.
         steps: Gradient steps, >= 0; None for as many as in training. The paper trains with 5, and tests with 10.
         rate: The learning rate of the steps, > 0; None for that of training.
-
-    Returns:
-        Logits (episodes, n_queries, n_way) float32.
-
-    Raises:
-        InputError: There is no encoder, or it was trained with another objective or for another number of classes.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400
@@ -112,15 +99,8 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     The encoder was trained by ``train --objective anil``. The initial weights of the linear layer are as in `maml`.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
         steps: Gradient steps, >= 0; None for as many as in training.
         rate: The learning rate of the steps, > 0; None for that of training.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There is no encoder, or it was trained with another objective or for another number of classes.
 
     Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
         of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
@@ -216,10 +196,10 @@ def finetune(
     """Classify by the encoder after steps of Adam on the support's cross-entropy, separately for each episode.
 
     With the head ``prototypes``, each step classifies an augmented copy of the support by the cosine to the class means
-    of the original support. Batch normalisation keeps the statistics that are stored in the encoder.
+    of the original support. Batch normalisation keeps the statistics that are stored in the encoder. The method uses
+    the encoder's inputs instead of the embeddings.
 
     Args:
-        episodes: Episodes with a meta-trained encoder. The method uses the encoder's inputs instead of the embeddings.
         head: ``prototypes`` classifies by class means, as the paper (P>M>F) does. ``linear`` is a linear layer on the
             embeddings with zeros as initial weights, as in transfer learning.
         steps: Steps of Adam, >= 0. The paper uses 50.
@@ -229,12 +209,6 @@ def finetune(
         augment: Whether to augment the support in each step, as in meta-training: images are moved and turned (and
             flipped, if they are RGB), other rows get noise.
         seed: The seed of the augmentation, >= 0, which is the same in every episode.
-
-    Returns:
-        Logits (episodes, n_queries, n_way) float32.
-
-    Raises:
-        InputError: There is no encoder, or no such head.
 
     Source: Hu, Li, Stühmer, Kim and Hospedales, "Pushing the limits of simple pipelines for few-shot learning" (2022),
         sec. 3.3, https://arxiv.org/abs/2204.07305; linear: Guo et al., "A broader study of cross-domain few-shot

@@ -27,13 +27,9 @@ def ridge_regression(
     for encoders that were not trained with them.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         penalty: The paper's lambda, > 0: the ridge.
         scale: The paper's alpha, > 0: the factor on the predicted labels.
         shift: The paper's beta: added to all logits.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Bertinetto, Henriques, Torr and Vedaldi, "Meta-learning with differentiable closed-form solvers" (2019),
         eqs. 5 and 6. https://arxiv.org/abs/1805.08136
@@ -66,12 +62,8 @@ def logistic_regression(
     """Classify by L2-penalised logistic regression on rows of unit norm, without a penalty on the intercept.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         inverse_penalty: scikit-learn's C, > 0: the weight of the sum of the rows' losses against half the squared
             weights. 1 is scikit-learn's default.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Tian, Wang, Krishnan, Tenenbaum and Isola, "Rethinking few-shot image classification: a good embedding is
         all you need?" (2020), eq. 4 and sec. 3.2. https://arxiv.org/abs/2003.11539
@@ -173,11 +165,7 @@ def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Te
     The effect of the penalty depends on the scale of the features. The intercept is not penalised.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         inverse_penalty: scikit-learn's C, > 0. The authors' code uses 0.316, found on ImageNet.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.2 and
         A.3, and the example of its code (README.md, "Linear-probe evaluation"). https://arxiv.org/abs/2103.00020
@@ -194,15 +182,12 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
 
     The covariance of a class of n rows is the sum of n / (n + 1) times its own covariance (zero for a single row), 1 /
     (n + 1) times the covariance of all support rows, and the ridge. Covariances divide by the number of rows minus one.
+    Distances are within the span of the support rows; the part of a query outside of it is equally far from all
+    classes.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         ridge: The paper's beta, > 0: the factor of the identity that is added to the covariance. The paper uses 1. It
             is increased where rounding errors would exceed it.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances within the
-        span of the support rows. The part of a query outside of the span is equally far from all classes.
 
     Source: Bateni, Goyal, Masrani, Wood and Sigal, "Improved few-shot visual classification" (2020), eqs. 2 and 3.
         https://arxiv.org/abs/1912.03432
@@ -260,7 +245,6 @@ def linear_finetune(
     high for features far from zero.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         n_epochs: Passes over the support rows, >= 1.
         batch_size: Rows per step, >= 1; the last step of an epoch has the remaining rows.
         learning_rate: > 0.
@@ -270,9 +254,6 @@ def linear_finetune(
         zero: Whether the initial weights are zero instead of random. Random initial weights affect predictions at one
             shot nearly as much as training does. Zero is our own choice.
         seed: The seed of the initial weights and of the order of the rows in each epoch.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Chen, Liu, Kira, Wang and Huang, "A closer look at few-shot classification" (2019), Baseline, sec. 3.2 and
         4.1, https://arxiv.org/abs/1904.04232, with the initial weights of its code (baselinefinetune.py), which are
@@ -328,7 +309,6 @@ def baseline_pp(
     the method is hardly better than chance.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         scale: > 0, the factor on the logits.
         n_epochs: Passes over the support rows, >= 1.
         batch_size: Rows per step, >= 1; the last step of an epoch has the remaining rows.
@@ -337,9 +317,6 @@ def baseline_pp(
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         weight_decay: >= 0, of directions and lengths.
         seed: The seed of the initial weights and of the order of the rows in each epoch.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Chen, Liu, Kira, Wang and Huang, "A closer look at few-shot classification" (2019), Baseline++, sec. 3.2 and
         4.1, https://arxiv.org/abs/1904.04232, with the lengths of its code (backbone.py, issues 4 and 8), which takes

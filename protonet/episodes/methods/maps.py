@@ -54,18 +54,10 @@ def feature_map_reconstruction(
     for ResNet-12, features are divided by the square root of the channels.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
-            feature maps of the shape ``episodes.shape``.
         ridge: The exponential of the paper's alpha, > 0. The ridge of a class is this times its number of positions, of
             all support rows, over the number of channels.
         shrinkage: The exponential of the paper's beta, > 0: the factor on the predictions of the regression.
         scale: The paper's gamma, > 0: the factor on the logits.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Wertheimer, Tang and Hariharan, "Few-shot classification with feature map reconstruction networks" (2021),
         eqs. 4 to 8. https://arxiv.org/abs/2012.01506
@@ -97,16 +89,8 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     themselves are keys and values.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
-            feature maps of the shape ``episodes.shape``.
         temperature: > 0, divides the inner products before the softmax of the attention. None takes the paper's value,
             the square root of the number of channels.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Doersch, Gupta and Zisserman, "CrossTransformers: spatially-aware few-shot transfer" (2020), sec. 3.2,
         without its linear heads. https://arxiv.org/abs/2007.11498
@@ -138,16 +122,8 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     one shot the logits are inner products, otherwise minus squared distances to the class means, as in the code.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
-            feature maps of the shape ``episodes.shape``.
         scale: > 0, the factor on squared distances between channels. The paper learns it; None takes the paper's
             initial value, 1 over twice the number of positions.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
         classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
@@ -209,8 +185,6 @@ def deepemd(
     the class means, and are trained on the support rows. All defaults are those of the authors' code.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
-            feature maps of the shape ``episodes.shape``.
         scale: The factor on the logits, > 0, which the authors call a temperature.
         steps: Passes over the support rows in the training of classes with several rows, >= 0; 0 for class means.
         batch_size: Rows per step, >= 1; the last step of a pass has the remaining rows.
@@ -218,12 +192,6 @@ def deepemd(
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         seed: The seed of the order of the rows in each pass, the same in every episode.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Zhang, Cai, Lin and Shen, "DeepEMD: few-shot image classification with differentiable earth mover's distance
         and structured classifiers" (2020), sec. 3, with the 1e-3 and 1e-5 that its code adds to weights.

@@ -28,12 +28,6 @@ EMPTY_CLASS_WEIGHT = 1e-6
 def protonet(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means.
 
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
-
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2.
         https://arxiv.org/abs/1703.05175
     """
@@ -44,11 +38,7 @@ def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tenso
     """Classify by the cosine to the class means.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         temperature: > 0, divides the cosines. 0.1 is our own choice; the paper learns it.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458
@@ -58,12 +48,6 @@ def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tenso
 
 def simpleshot_l2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of rows of unit norm (L2N).
-
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
     """
@@ -76,12 +60,7 @@ def simpleshot_l2n(episodes: Episodes) -> Tensor:
 def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
 
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The function
-            centres them by `compute_episode_centre`.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
+    Rows are centred by `compute_episode_centre`.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
@@ -117,12 +96,6 @@ def matching_networks(episodes: Episodes) -> Tensor:
 
     This is the paper's classifier without full context embeddings, which belong to the encoder.
 
-    Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: log-probabilities.
-
     Source: Vinyals, Blundell, Lillicrap, Kavukcuoglu and Wierstra, "Matching networks for one shot learning" (2016),
         eq. 1 and sec. 2.1.1. https://arxiv.org/abs/1606.04080
     """
@@ -134,15 +107,11 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
     """Classify by the nearest support rows, which vote with the exponential of their cosine to the query.
 
     The paper takes 200 neighbours from a whole data set. With all support rows this is `matching_networks` at a lower
-    temperature.
+    temperature. Logits are logarithms of the classes' votes.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         n_neighbours: The number of neighbours, >= 1; all support rows if there are fewer. 5 is our own choice.
         temperature: > 0, divides the cosines. The paper uses 0.07.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the classes' votes.
 
     Source: Wu, Xiong, Yu and Lin, "Unsupervised feature learning via non-parametric instance discrimination" (2018),
         sec. 3.4. https://arxiv.org/abs/1805.01978
@@ -159,14 +128,7 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
     """Classify by the cosine to the embeddings of texts that name the classes, without the support.
 
     Args:
-        episodes: Query (episodes, n_queries, dim) and texts (episodes, n_way, dim), floating.
         temperature: > 0, divides the cosines. The default is 1 over CLIP's learned scale of 100.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no texts.
 
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.1.
         https://arxiv.org/abs/2103.00020
@@ -190,17 +152,9 @@ def tip_adapter(
     validation set; here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7`` does so.
 
     Args:
-        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and texts (episodes, n_way, dim),
-            floating.
         alpha: The weight of the votes, >= 0.
         beta: How fast a row's vote falls with its distance, > 0.
         temperature: > 0, divides the cosines to texts, see `clip_zero_shot`.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
-
-    Raises:
-        InputError: There are no texts.
 
     Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), sec. 3.
         https://arxiv.org/abs/2207.09519

@@ -32,12 +32,8 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
     The bias is the weight of a constant feature 1, and is penalised like other weights, as in scikit-learn's LinearSVC.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         inverse_penalty: scikit-learn's C, > 0: the weight of the sum of the rows' losses against half the squared
             weights. 1 is scikit-learn's default.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: the decision values.
 
     Source: Fan et al., "LIBLINEAR: a library for large linear classification" (2008), eq. 1 with the L2-loss,
         https://www.jmlr.org/papers/v9/fan08a.html; solved as in Chapelle, "Training a support vector machine in the
@@ -105,15 +101,11 @@ def metaopt_svm(
     features and so the effect of the penalty are arbitrary.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         inverse_penalty: The paper's C, > 0: the largest coefficient of a row in the weight of its class. The authors'
             code uses 0.1.
         ridge: > 0, added to the diagonal of the rows' inner products. The authors' code uses 1, against errors of its
             solver. The paper has no ridge; near 0 some quadratic programs have no unique solution.
         scale: > 0, the factor on the logits. The paper learns it, starting at 1.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Lee, Maji, Ravichandran and Soatto, "Meta-learning with differentiable convex optimization" (2019), sec.
         3.3. https://arxiv.org/abs/1904.03758

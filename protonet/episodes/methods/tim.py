@@ -89,20 +89,15 @@ def tim(
     Adam optimises the prototypes in the coordinates of the features. In coordinates of the rows' span, 1,000 steps take
     a quarter of the time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by up to 3 points.
     The defaults are those of the authors' code for balanced queries (src/tim.py, scripts/evaluate/tim_gd);
-    `tim_dirichlet` is for unbalanced queries.
+    `tim_dirichlet` is for unbalanced queries. Rows are scaled to unit norm. Logits are minus half the squared distances
+    to the prototypes over the temperature, up to a common constant.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
-            unit norm.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
         temperature: > 0, divides half the squared distances.
         learning_rate: The learning rate of Adam, > 0.
         steps: Steps of Adam, >= 0.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
-        prototypes over the temperature, up to a common constant.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 1 to 4.
         https://arxiv.org/abs/2008.11297
@@ -138,8 +133,6 @@ def alpha_tim(
     The defaults are those of the authors' code, the same for balanced and unbalanced queries (alpha_tim.yaml).
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
-            unit norm.
         alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
             takes the value of `AlphaTimDefaults`.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
@@ -147,9 +140,6 @@ def alpha_tim(
         temperature: > 0, divides half the squared distances.
         learning_rate: The learning rate of Adam, > 0.
         steps: Steps of Adam, >= 0.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), as in `tim`.
 
     Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), eqs. 5 to 8.
         https://arxiv.org/abs/2204.11181
@@ -198,20 +188,14 @@ def tim_adm(
     """Classify by prototypes that maximise the mutual information of queries and labels, by alternating directions.
 
     A step assigns soft labels to the queries, then moves the prototypes. Defaults are those of the authors' code for
-    balanced queries (src/tim.py, scripts/evaluate/tim_adm).
+    balanced queries (src/tim.py, scripts/evaluate/tim_adm). Rows and logits are as in `tim`.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
-            unit norm.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             > 0.
         temperature: > 0, divides half the squared distances.
         steps: The number of steps, >= 0.
         step_size: The fraction of the way to the new prototypes that a step takes, in (0, 1].
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
-        prototypes over the temperature, up to a common constant.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), prop. 1,
         https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 plus the conditional entropy's weight, and
@@ -241,17 +225,12 @@ def transductive_finetune(
 
     The paper trains the whole network. Here only the linear layer is trained, and it changes little at the paper's
     learning rate. If features have a common mean, cosines differ even less, and the method is hardly better than
-    chance.
+    chance. Rows are scaled to unit norm.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
-            unit norm.
         temperature: > 0, divides the logits. The paper has no temperature.
         learning_rate: The learning rate of Adam, > 0. The paper uses 5e-5.
         steps: Steps of Adam, >= 0. The paper uses 25.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Dhillon et al., "A baseline for few-shot image classification" (2020), support-based initialisation and
         eq. 8. https://arxiv.org/abs/1909.02729
@@ -306,11 +285,9 @@ def alpha_am(
     Adam trains the centroids, and a bandwidth and an edge weight for each pair of rows. Each step inverts a matrix of
     all rows of an episode, so 1,000 steps take seconds per episode. Defaults are those of the authors' code for
     unbalanced queries (dirichlet/alpha_am.yaml). For balanced queries, the method AM of the code has weights 1,10,1,
-    alpha 5, 10 neighbours and a spread of 0.9.
+    alpha 5, 10 neighbours and a spread of 0.9. Rows are scaled to unit norm.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
-            unit norm.
         alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
             takes the value of `AlphaAmDefaults`.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
@@ -323,9 +300,6 @@ def alpha_am(
         steps: How often labels are spread over the graph, >= 1. Adam takes one step between two such spreads.
         plc: Whether to preprocess rows: square root of the features, unit norm, subtraction of the mean of all rows,
             unit norm again. The paper has results with and without it.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Lazarou, Avrithis and Stathaki, "Adaptive manifold for imbalanced transductive few-shot learning" (2024),
         sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in

@@ -43,18 +43,14 @@ def pt_map(
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 
     After the power transform only inner products matter. For speed, prototypes are thus stored as the coefficients of
-    support means and queries. All defaults are those of the authors' code (test_standard.py).
+    support means and queries. All defaults are those of the authors' code (test_standard.py). Logits are logarithms of
+    the transport plan, in which each class has n_queries / n_way queries.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
         lambda_: The inverse of the transport's entropy regularisation, > 0.
         alpha: The fraction of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: The number of steps, >= 0.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the rows of the transport plan,
-        in which each class has n_queries / n_way queries.
 
     Source: Hu, Gripon and Pateux, "Leveraging the feature distribution in transfer-based few-shot learning" (2020),
         eqs. 1, 3 and 6, alg. 1. https://arxiv.org/abs/2006.03806. Centring and negative features follow the authors'
@@ -157,10 +153,10 @@ def proto_lp(
 ) -> Tensor:
     """Classify by prototypes that move towards means of the queries, weighted by labels propagated through a graph.
 
-    Defaults are those of the authors' code for mini-ImageNet (test_standard_GSSL_lapshot.py).
+    Defaults are those of the authors' code for mini-ImageNet (test_standard_GSSL_lapshot.py). Logits are logarithms of
+    the last assignments.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0; negative features keep their sign.
         n_dims: The number of singular vectors to which rows are reduced, >= 1.
         lambda_: The factor on the squared distances to prototypes, > 0.
@@ -172,9 +168,6 @@ def proto_lp(
         balanced: Whether to balance assignments and propagated labels, so that each class gets equally many queries.
         paper: Whether to use the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
             gamma 0.05, mixing weight 0.7 and 50 steps.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the last assignments.
 
     Source: Zhu and Koniusz, "Transductive few-shot learning with prototype-based label propagation by iterative graph
         refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. Only the authors' code has the
@@ -255,10 +248,10 @@ def ilpc(
 
     A round propagates the support's labels to the remaining queries, balances them, trains a linear classifier on all
     rows, and moves the queries whose labels it learns most easily to the support. All computations are on inner
-    products of rows.
+    products of rows. Logits are logarithms of a query's row of the balanced transport plan, in the round in which it
+    moved.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
         n_neighbours: Number of neighbours of a row in the graph, >= 1; all other rows if there are fewer.
         gamma: The exponent of the cosines in the graph, > 0.
@@ -266,10 +259,6 @@ def ilpc(
         tau: The exponent of the propagated labels, > 0; larger values lower their entropy.
         n_clean: Maximum number of queries per class that move to the support in a round, >= 1.
         n_steps: Number of steps of the classifier's gradient descent, >= 1.
-
-    Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of a query's row of the balanced
-        transport plan, in the round in which it moved.
 
     Source: Lazarou, Stathaki and Avrithis, "Iterative label cleaning for transductive and semi-supervised few-shot
         learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. Only the authors' code has all settings
