@@ -26,7 +26,7 @@ from protonet.datasets.pictures import (
     ImageSet,
     ImageSource,
     LabelledPictures,
-    Layout,
+    PictureLayout,
     RotatedPicture,
     detect_csv_lists,
     detect_folders,
@@ -51,7 +51,9 @@ MIN_PRESENT_CLASS_FRACTION = 0.9
 class ClassList:
     """The classes on each side of a benchmark's split, and the list's source: an entry of ``class_lists.json``."""
 
-    of: str  #: The benchmark in words, to be written after "the classes of".
+    benchmark: (
+        str  #: The name and the source of the benchmark, such as "CUB-200-2011, the split of Chen et al. (2019)".
+    )
     source: str  #: The repository, the commit and the file that the list was taken from.
     pictures: Mapping[str, int]  #: The number of pictures on each side of ``SPLIT_SIDES``.
     sha256: str  #: SHA-256 of the lines ``side<tab>class``, sorted by side, then by class.
@@ -89,7 +91,7 @@ def format_class_lists() -> str:
     for name, known in read_class_lists().items():
         present = [side for side in SPLIT_SIDES if known.pictures[side]]
         counts = ", ".join(f"{len(getattr(known, s))} {s} ({known.pictures[s]:,} pictures)" for s in present)
-        lines += [f"{name}: {known.of}", f"  {counts}", f"  sha256 {known.sha256}", f"  {known.source}", ""]
+        lines += [f"{name}: {known.benchmark}", f"  {counts}", f"  sha256 {known.sha256}", f"  {known.source}", ""]
     return "\n".join(lines)
 
 
@@ -98,15 +100,15 @@ def simplify_class_name(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
+def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], PictureLayout | None]:
     """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on the class list ``key``.
 
-    The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder ("" is
-    ``root`` itself) has most of the classes. An InputError is raised if it has most classes but not all. Pictures of
+    The function takes ``root``, and returns a `PictureLayout` with the split of the list; or None if no subfolder (""
+    is ``root`` itself) has most of the classes. An InputError is raised if it has most classes but not all. Pictures of
     several subfolders are joined, and classes that are not on the list are left out.
     """
 
-    def detect(root: Path) -> Layout | None:
+    def detect(root: Path) -> PictureLayout | None:
         known = read_class_lists()[key]
         label_of = {simplify_class_name(label): label for label in known.side_of}
         every = [list_visible_folders(root / part) for part in subfolders]
@@ -118,7 +120,9 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Lay
         for folders in found:
             if missing := [label for name, label in label_of.items() if name not in folders]:
                 got = f"{root} without {len(missing)}, such as {missing[0]!r}"
-                raise_input_error("root", f"hold the {len(label_of)} classes of {known.of}", got, "Get all of them.")
+                raise_input_error(
+                    "root", f"hold the {len(label_of)} classes of {known.benchmark}", got, "Get all of them."
+                )
         pictures = label_pictures((folders[name], label) for folders in found for name, label in label_of.items())
         return make_layout(pictures.split(known.side_of))
 
@@ -175,7 +179,7 @@ def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], i
             wrong.append(f"{len(sizes)} of {n_listed} {side} classes{such}")
         elif sum(sizes) != known.pictures[side]:
             wrong.append(f"{sum(sizes):,} of {known.pictures[side]:,} {side} pictures")
-    return [f"This is not {known.of}, as papers have it: {', '.join(wrong)}."] if wrong else []
+    return [f"This is not {known.benchmark}, as papers have it: {', '.join(wrong)}."] if wrong else []
 
 
 class Benchmark:
@@ -185,11 +189,13 @@ class Benchmark:
     and return None if it is not there. ``folder`` is a folder in the authors' archive: users may pass it or its parent.
     """
 
-    def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
+    def __init__(
+        self, size: int, expected: str, *layouts: Callable[[Path], PictureLayout | None], folder: str = ""
+    ) -> None:
         self.size, self.expected, self.layouts, self.folder = size, expected, layouts, folder
 
 
-def _detect_cub_archive(root: Path) -> Layout | None:
+def _detect_cub_archive(root: Path) -> PictureLayout | None:
     """Find the pictures of the authors' CUB archive by its lists, and split the classes by the rule of Chen et al.
 
     Returns None if the lists are not there.
@@ -278,7 +284,7 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
     """
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
-        layout, expected = make_class_list_detector(key, "", "train", "images"), read_class_lists()[key].of
+        layout, expected = make_class_list_detector(key, "", "train", "images"), read_class_lists()[key].benchmark
         name, benchmark = "meta_dataset", Benchmark(84, f"a folder for each class of {expected}", layout)
     root = Path(root)
     root = root / benchmark.folder if (root / benchmark.folder).is_dir() else root

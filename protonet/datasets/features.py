@@ -31,7 +31,7 @@ class RefusedPickleError(pickle.UnpicklingError):
     """Raised for a pickle that contains an object or an array that `load_pickle` does not allow."""
 
 
-class _SafeDtype:
+class _UnpickledDtype:
     """A safe replacement of `numpy.dtype` in pickles, which accepts only dtypes that match ``PLAIN_DTYPE_PATTERN``."""
 
     def __init__(self, text: str, *_: object) -> None:
@@ -45,7 +45,7 @@ class _SafeDtype:
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class _SafeArray(np.ndarray[Any, Any]):
+class _UnpickledArray(np.ndarray[Any, Any]):
     """A safe replacement of NumPy arrays that a pickle creates empty and then fills: checks bytes, dtype and shape."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -56,9 +56,9 @@ class _SafeArray(np.ndarray[Any, Any]):
         super().__setstate__(checked)
 
 
-def _make_array(raw: bytes, kind: _SafeDtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _make_array(raw: bytes, kind: _UnpickledDtype, shape: tuple[int, ...], order: str) -> np.ndarray:
     """Make an array from its bytes, dtype, shape and memory order; raise an exception if they are inconsistent."""
-    if not isinstance(kind, _SafeDtype):
+    if not isinstance(kind, _UnpickledDtype):
         raise RefusedPickleError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
         raise RefusedPickleError("an array of objects")
@@ -68,10 +68,10 @@ def _make_array(raw: bytes, kind: _SafeDtype, shape: tuple[int, ...], order: str
 def _make_empty_array(subtype: object, *_: object) -> np.ndarray:
     if subtype is not np.ndarray:
         raise RefusedPickleError("a subclass of an array")
-    return np.ndarray.__new__(_SafeArray, (0,), np.int8)
+    return np.ndarray.__new__(_UnpickledArray, (0,), np.int8)
 
 
-def _make_scalar(kind: _SafeDtype, raw: bytes | str) -> object:
+def _make_scalar(kind: _UnpickledDtype, raw: bytes | str) -> object:
     return _make_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
@@ -93,7 +93,7 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("_codecs", "encode"): _encode_text,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _SafeDtype,
+    ("numpy", "dtype"): _UnpickledDtype,
     ("numpy.core.multiarray", "_reconstruct"): _make_empty_array,
     ("numpy.core.multiarray", "scalar"): _make_scalar,
     ("numpy.core.numeric", "_frombuffer"): _make_array,

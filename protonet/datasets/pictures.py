@@ -70,7 +70,7 @@ class LabelledPictures(NamedTuple):
 
 
 #: A pair: all files of a data set of pictures, and a function that returns the pictures with their classes and sides.
-Layout = tuple[Sequence[Path], Callable[[], LabelledPictures]]
+PictureLayout = tuple[Sequence[Path], Callable[[], LabelledPictures]]
 #: The names of the sides in most authors' file names, in the order of ``SPLIT_SIDES``.
 PUBLISHED_SIDE_NAMES = ("train", "val", "test")
 
@@ -221,7 +221,7 @@ def join_sides(parts: Sequence[LabelledPictures | None]) -> LabelledPictures:
     return LabelledPictures(pictures, labels, sides)
 
 
-def detect_folders(root: Path) -> Layout | None:
+def detect_folders(root: Path) -> PictureLayout | None:
     """Find pictures in ``root/SIDE/CLASS/*.png``; return None if there are no such folders.
 
     The folders of the sides are found by `detect_split_folders`, such as ``train`` or ``meta-train``.
@@ -262,7 +262,9 @@ def label_pictures(folders: Iterable[tuple[Path, str]]) -> LabelledPictures:
     return LabelledPictures([picture for picture, _ in pairs], [label for _, label in pairs])
 
 
-def read_split_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], LabelledPictures]) -> Layout | None:
+def read_split_lists(
+    folder: Path, lists: Sequence[Path], read: Callable[[Path], LabelledPictures]
+) -> PictureLayout | None:
     """Find the pictures of a split from ``lists``, one file for each side in the order of ``SPLIT_SIDES``.
 
     ``read`` reads one list. Returns None if ``folder`` or the first list does not exist, and raises an InputError if a
@@ -281,7 +283,7 @@ def read_split_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path],
     return make_layout(join_sides(parts), *lists)
 
 
-def detect_csv_lists(root: Path) -> Layout | None:
+def detect_csv_lists(root: Path) -> PictureLayout | None:
     """Find the pictures of ``root/images`` in the lists ``train.csv``, ``val.csv``, ``test.csv``; None without lists.
 
     The lists are in ``root`` and have the columns filename and label. If a filename has a folder, as in
@@ -303,7 +305,7 @@ def detect_csv_lists(root: Path) -> Layout | None:
     return read_split_lists(root / "images", [root / f"{side}.csv" for side in PUBLISHED_SIDE_NAMES], read)
 
 
-def detect_json_lists(root: Path) -> Layout | None:
+def detect_json_lists(root: Path) -> PictureLayout | None:
     """Find the pictures of ``root/images`` in ``base.json``, ``val.json``, ``novel.json``; None without these lists.
 
     The lists are in ``root``. Their entry ``image_names`` has paths on the authors' machine. Only the last two parts of
@@ -319,15 +321,15 @@ def detect_json_lists(root: Path) -> Layout | None:
     return read_split_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
 
 
-def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds the pictures ``root/folder/CLASS/*.png`` of the classes that lists name for each side.
+def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], PictureLayout | None]:
+    """Make a function that finds pictures ``root/folder/CLASS/*.png``, with a list of classes for each side of a split.
 
     The path of a list is ``pattern`` below ``root``, with one of ``PUBLISHED_SIDE_NAMES`` for the braces. A line of a
     list begins with a class; a comma and anything else may follow. The function returns None if ``folder`` or the first
     list does not exist.
     """
 
-    def detect(root: Path) -> Layout | None:
+    def detect(root: Path) -> PictureLayout | None:
         def read(path: Path) -> LabelledPictures:
             lines = path.read_text(encoding="utf-8").splitlines()
             classes = [line.split(",")[0].strip() for line in lines if line.strip()]
@@ -341,13 +343,13 @@ def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], Layo
     return detect
 
 
-def make_pickle_detector(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds pictures in pickles, one per side of a split; it returns None without the pickles.
+def make_pickle_detector(pattern: str, *sides: str) -> Callable[[Path], PictureLayout | None]:
+    """Make a function that finds pickles of pictures, one for each side of a split, or returns None.
 
     The braces of ``pattern`` stand for one of ``sides``, or of ``PUBLISHED_SIDE_NAMES``.
     """
 
-    def detect(root: Path) -> Layout | None:
+    def detect(root: Path) -> PictureLayout | None:
         files = [root / pattern.format(side) for side in sides or PUBLISHED_SIDE_NAMES]
         if not all_files_exist(files):
             return None
@@ -375,7 +377,7 @@ def _read_pickle(path: Path) -> LabelledPictures:
     return LabelledPictures(list(images), check_labels(path, content.get("labels"), len(images)))
 
 
-def detect_tiered_imagenet(root: Path) -> Layout | None:
+def detect_tiered_imagenet(root: Path) -> PictureLayout | None:
     """Find tiered-ImageNet's packed pictures in ``root``; return None without them.
 
     For each SIDE of ``PUBLISHED_SIDE_NAMES`` they are in ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and their
@@ -458,7 +460,7 @@ def raise_unreadable(path: Path, got: str) -> NoReturn:
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
-def make_layout(pictures: LabelledPictures, *lists: Path) -> Layout:
-    """Make the `Layout` of pictures that have been found, one per file; ``lists`` are the files with the split."""
+def make_layout(pictures: LabelledPictures, *lists: Path) -> PictureLayout:
+    """Make the `PictureLayout` of pictures, one per file; ``lists`` are the files that assign classes to sides."""
     paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
     return [*lists, *paths], lambda: pictures

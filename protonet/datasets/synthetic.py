@@ -25,12 +25,12 @@ SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to
 class SyntheticConstants:
     """Constants of the families of synthetic distributions.
 
-    ``radius`` and ``noise_deviation`` are from the contest that ``solution/`` is an entry to; the others are our own
+    ``radius`` and ``noise_std`` are from the contest that ``solution/`` is an entry to; the others are our own
     choice.
     """
 
     radius: float = 2.5  #: Norm of the prototypes, in all families.
-    noise_deviation: float = 0.4  #: Standard deviation of the noise per feature, in all families.
+    noise_std: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
     correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
     #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
@@ -43,7 +43,7 @@ class SyntheticConstants:
     """``wrong_labels``: fraction of the training and validation labels that are wrong."""
 
 
-SYNTHETIC = SyntheticConstants()
+SYNTHETIC_CONSTANTS = SyntheticConstants()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class Split:
     #: The true covariance of the noise (dim, dim) float64, if rows are a prototype plus Gaussian noise with the same
     #: covariance in all classes; otherwise None.
     noise_covariance: Tensor | None = None
-    radius: float = SYNTHETIC.radius  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
+    radius: float = (
+        SYNTHETIC_CONSTANTS.radius
+    )  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Populat
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return prototypes[labels] + SYNTHETIC.noise_deviation * torch.randn(len(labels), dim, generator=generator)
+        return prototypes[labels] + SYNTHETIC_CONSTANTS.noise_std * torch.randn(len(labels), dim, generator=generator)
 
-    return Population(sample, noise_covariance=SYNTHETIC.noise_deviation**2 * torch.eye(dim, dtype=torch.float64))
+    return Population(sample, noise_covariance=SYNTHETIC_CONSTANTS.noise_std**2 * torch.eye(dim, dtype=torch.float64))
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -88,8 +90,8 @@ def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Popula
 
     The covariance of the noise has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
     """
-    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC.correlated_decay  # (dim,)
-    variance = SYNTHETIC.correlated_variance * SYNTHETIC.noise_deviation**2
+    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC_CONSTANTS.correlated_decay  # (dim,)
+    variance = SYNTHETIC_CONSTANTS.correlated_variance * SYNTHETIC_CONSTANTS.noise_std**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
@@ -99,20 +101,20 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
     Along all other directions, its standard deviation is 0.4. With fewer than 64 features, half of all directions have
     the larger variance.
     """
-    spectrum = torch.full((dim,), SYNTHETIC.noise_deviation**2, dtype=torch.float64)
-    spectrum[: min(SYNTHETIC.nuisance_directions, dim // 2)] *= SYNTHETIC.nuisance_variance
+    spectrum = torch.full((dim,), SYNTHETIC_CONSTANTS.noise_std**2, dtype=torch.float64)
+    spectrum[: min(SYNTHETIC_CONSTANTS.nuisance_directions, dim // 2)] *= SYNTHETIC_CONSTANTS.nuisance_variance
     return _anisotropic(num_classes, dim, generator, spectrum)
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with 3 prototypes per class; each row is a random prototype of its class plus noise."""
-    count = SYNTHETIC.subclusters_per_class
+    count = SYNTHETIC_CONSTANTS.subclusters_per_class
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         subcluster = torch.randint(count, labels.shape, generator=generator)  # (n,)
         noise = torch.randn(len(labels), dim, generator=generator)
-        return prototypes[labels * count + subcluster] + SYNTHETIC.noise_deviation * noise
+        return prototypes[labels * count + subcluster] + SYNTHETIC_CONSTANTS.noise_std * noise
 
     return Population(sample)
 
@@ -131,14 +133,16 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
     bias = torch.randn(dim, generator=generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.tanh(SYNTHETIC.warp_scale * population.sample(labels, generator) @ inner + bias).mm(outer)
+        return torch.tanh(SYNTHETIC_CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias).mm(
+            outer
+        )
 
     return Population(sample)
 
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with heavy-tailed noise: per feature, 0.4 times Student's t with 3 degrees of freedom."""
-    freedom = SYNTHETIC.degrees_of_freedom
+    freedom = SYNTHETIC_CONSTANTS.degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -146,7 +150,7 @@ def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Popul
         squares = torch.zeros_like(normal)
         for _ in range(freedom):
             squares += torch.randn(len(labels), dim, generator=generator) ** 2
-        return prototypes[labels] + SYNTHETIC.noise_deviation * normal / (squares / freedom).sqrt()
+        return prototypes[labels] + SYNTHETIC_CONSTANTS.noise_std * normal / (squares / freedom).sqrt()
 
     return Population(sample)
 
@@ -155,7 +159,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
     """Make a distribution with isotropic noise whose standard deviation differs by class: log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
-    levels = SYNTHETIC.noise_deviation * 2**octaves  # (num_classes, 1)
+    levels = SYNTHETIC_CONSTANTS.noise_std * 2**octaves  # (num_classes, 1)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         return prototypes[labels] + levels[labels] * torch.randn(len(labels), dim, generator=generator)
@@ -166,7 +170,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make an isotropic distribution, with a wrong class for 10 % of the training and validation labels."""
     return Population(
-        isotropic(num_classes, dim, generator).sample, wrong_label_fraction=SYNTHETIC.wrong_label_fraction
+        isotropic(num_classes, dim, generator).sample, wrong_label_fraction=SYNTHETIC_CONSTANTS.wrong_label_fraction
     )
 
 
@@ -231,7 +235,7 @@ def sample_family(
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
     """Sample n prototypes (n, dim) uniformly on the sphere of radius 2.5."""
-    return SYNTHETIC.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+    return SYNTHETIC_CONSTANTS.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:

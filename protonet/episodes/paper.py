@@ -38,7 +38,7 @@ from protonet.episodes.methods.keywords import parse_source_section
 from protonet.episodes.samplers.options import make_episode_config
 from protonet.ui.text import format_table
 
-FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of shots, in inches.
+FIGURE_PANEL_INCHES = 4.2  #: The width of the figure's panel for each number of shots, in inches.
 
 
 def run_paper(options: argparse.Namespace) -> None:
@@ -199,7 +199,7 @@ def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None
     """
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
-    figure = Figure(figsize=(FIGURE_PANEL_SIZE * len(summaries), 0.7 * FIGURE_PANEL_SIZE), layout="constrained")
+    figure = Figure(figsize=(FIGURE_PANEL_INCHES * len(summaries), 0.7 * FIGURE_PANEL_INCHES), layout="constrained")
     panels = figure.subplots(1, len(summaries), squeeze=False)[0]
     for axes, (shot, summary) in zip(panels, summaries.items(), strict=True):
         plot_accuracies(axes, summary.methods)

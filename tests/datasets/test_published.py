@@ -313,7 +313,7 @@ def test_a_list_has_its_hash() -> None:
         assert hashlib.sha256(lines.encode()).hexdigest() == known.sha256, name
         assert len(set(map(simplify_class_name, known.side_of))) == sum(COUNTS[name]), name  # no two are one folder
         assert all((known.pictures[side] > 0) == bool(labels) for side, labels in sides.items()), name
-        assert f"{name}: {known.of}" in format_class_lists(), name
+        assert f"{name}: {known.benchmark}" in format_class_lists(), name
         assert known.sha256 in format_class_lists(), name
 
 

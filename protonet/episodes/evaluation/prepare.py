@@ -239,7 +239,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     if training is not None:
         if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
-        adapting = [name for name, choice in methods.items() if choice.spec.adapts]
+        adapting = [name for name, choice in methods.items() if choice.spec.adapts_encoder]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
         if data.shape is None and training.backbone != "mlp":

@@ -35,7 +35,7 @@ from protonet.ui.text import format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT_PANEL_SIZE = 4.6  #: The side of a plot, in inches.
+PLOT_PANEL_INCHES = 4.6  #: The side of a plot, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
 LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
@@ -266,8 +266,8 @@ def write_summary_plot(path: Path, summary: EvaluationSummary) -> None:
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
-    size = max(PLOT_PANEL_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [PLOT_PANEL_SIZE, *[size] * several]  # differences alone grow with the methods
+    size = max(PLOT_PANEL_INCHES, 0.42 * len(summary.methods))  # inches: one line of text per method
+    widths = [PLOT_PANEL_INCHES, *[size] * several]  # differences alone grow with the methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)

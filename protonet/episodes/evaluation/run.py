@@ -47,8 +47,8 @@ from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packa
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
 RESUMABLE_SETTING_CHANGES = ("against", "max_episodes", "target_half_width")
-PROGRESS_INTERVAL = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
-STATE_SAVE_INTERVAL = 10.0  #: Seconds between two writes of the state file.
+PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
+STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
 #: A function that is called with the number of finished episodes and the number of all episodes.
 ShowProgress = Callable[[int, int], None]
 
@@ -295,7 +295,7 @@ class _RunProgress:
         """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
-        if now - self.shown > PROGRESS_INTERVAL:
+        if now - self.shown > PROGRESS_INTERVAL_SECONDS:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {format_rate(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
@@ -303,7 +303,7 @@ class _RunProgress:
         self.bar.update(n_scored - self.bar.n)
         if callable(self.progress) and self.group.rank == 0:
             self.progress(n_scored, self.settings["max_episodes"])
-        if now - self.saved > STATE_SAVE_INTERVAL:
+        if now - self.saved > STATE_SAVE_INTERVAL_SECONDS:
             self._save()
             self.saved = time.monotonic()
 

@@ -75,7 +75,7 @@ class MethodSpec:
     #: Whether the method subtracts the mean of the base rows or, without base classes, of the support rows.
     centred: bool = False
     objective: str | None = None  #: The objective that the encoder must have been trained with; None for any objective.
-    adapts: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
+    adapts_encoder: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
     #: Whether the method needs only the mean of each class. It can then also classify base classes, which are given by
     #: their means.
     takes_means: bool = False
@@ -107,13 +107,13 @@ METHODS = {
     "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), takes_means=True),
     "tip-adapter": MethodSpec(tip_adapter, needs=("texts",)),
     "feat": MethodSpec(feat, needs=("encoder",), objective="feat"),
-    "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts=True),
-    "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts=True),
+    "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts_encoder=True),
+    "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts_encoder=True),
     "frn": MethodSpec(feature_map_reconstruction, needs=("maps",)),
     "ctx": MethodSpec(cross_transformers, needs=("maps",)),
     "deepbdc": MethodSpec(deepbdc, needs=("maps",), slow=True),
     "deepemd": MethodSpec(deepemd, needs=("maps",), slow=True),
-    "finetune": MethodSpec(finetune, needs=("encoder",), adapts=True, slow=True),
+    "finetune": MethodSpec(finetune, needs=("encoder",), adapts_encoder=True, slow=True),
     "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
     "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),
     "semi-kmeans-masked": MethodSpec(semi_kmeans_masked, needs=("unlabelled",)),

@@ -61,12 +61,12 @@ class AdaptiveSettings:
     max_log_step: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
     #: The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
     #: another row. Otherwise it has fixed weights.
-    min_left_out: float = 0.5
+    min_left_out_per_class: float = 0.5
     #: The fixed weight of cosines between features that are not centred. The default kernels have the fixed weight 1.
-    fixed_raw_weight: float = 3.0
-    fixed_spread: float = 1.5  #: Standard deviation of the logits of a mixture with fixed weights.
-    min_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
-    min_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
+    fixed_prototype_weight: float = 3.0
+    fixed_logit_std: float = 1.5  #: Standard deviation of the logits of a mixture with fixed weights.
+    min_positive_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
+    min_squared_value: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
     min_curvature: float = 1e-12  #: Second derivatives in Newton steps are at least this.
 
 
@@ -76,7 +76,7 @@ ADAPTIVE_SETTINGS = AdaptiveSettings()
 class AdaptiveView(NamedTuple):
     """The class scores of one classifier of the mixture (a view), and the weights that it gets in the mixture."""
 
-    left_out_scores: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
+    leave_one_out_scores: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
     query_scores: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
     prior_weight: float  #: The weight, > 0, before the leave-one-out losses are considered.
     fixed_weight: float = 0.0  #: The weight, >= 0, in a mixture with fixed weights.
@@ -96,20 +96,20 @@ def adaptive(episodes: Episodes) -> Tensor:
     shift = support.mean(dim=1, keepdim=True)
     deviation = support.std(dim=1, keepdim=True)
     deviation = deviation + ADAPTIVE_SETTINGS.shrinkage * deviation.mean(dim=2, keepdim=True)
-    inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_value)
+    inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)
     centred = support - shift, query - shift
     scaled = centred[0] * inverse, centred[1] * inverse
     with_bias = [F.pad(rows, (0, 1), value=LINEAR_VIEW.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
-    views = [_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_raw_weight)]
+    views = [_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_prototype_weight)]
     views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
     views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
     views += _linear_views(centred, hot) + _linear_views(scaled, hot)
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
     can_leave_out = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
     # Classes come before rows: sums over a short last axis take many times as long.
-    left_out = torch.stack([view.left_out_scores.transpose(1, 2) for view in views], dim=1)
+    left_out = torch.stack([view.leave_one_out_scores.transpose(1, 2) for view in views], dim=1)
     true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views in place of the 1
     # A class without its only row has no score.
     spread = _compute_spread(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
@@ -119,31 +119,31 @@ def adaptive(episodes: Episodes) -> Tensor:
     prior = hot.new_tensor([view.prior_weight for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
-    enough = count >= ADAPTIVE_SETTINGS.min_left_out * n_way
+    enough = count >= ADAPTIVE_SETTINGS.min_left_out_per_class * n_way
     weights = torch.where(enough, fitted, fixed)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, true, can_leave_out[:, None])
-    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.fixed_spread)[:, :, None]
+    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.fixed_logit_std)[:, :, None]
     scores = (weights * torch.stack([view.query_scores for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
 
 def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
     """Compute cosines of queries to class means, and leave-one-out cosines of support rows to class means."""
-    min_value = ADAPTIVE_SETTINGS.min_value
-    support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
+    min_positive_value = ADAPTIVE_SETTINGS.min_positive_value
+    support, query = (F.normalize(part, dim=2, eps=min_positive_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
-    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(min_value)  # (episodes, 1, n_way)
+    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(min_positive_value)  # (episodes, 1, n_way)
     products = support @ sums.transpose(1, 2)  # (episodes, n_support, n_way)
-    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(min_value).sqrt()
+    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(min_positive_value).sqrt()
     return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, fixed_weight)
 
 
 def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit a kernel ridge regression for each bandwidth and ridge, from distances between support rows and all rows."""
     between = distances[0]
-    positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
+    positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_squared_value, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
     views, prior = [], 1 / (len(ADAPTIVE_SETTINGS.bandwidths) * len(ADAPTIVE_SETTINGS.ridges))
     for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
@@ -158,7 +158,7 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit one linear ridge regression with a bias for each ridge; ``rows`` has the support rows, then the queries."""
     support, query = rows
     gram = support @ support.transpose(1, 2)
-    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_square)
+    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_squared_value)
     kernel, right = gram / size + 1, support @ query.transpose(1, 2) / size + 1
     ridges = ADAPTIVE_SETTINGS.linear_ridges
     return [_ridge_view(kernel, right, ridge, hot, 1 / len(ridges)) for ridge in ridges]
@@ -181,14 +181,14 @@ def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
-    return variance.sqrt().clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, None]
+    return variance.sqrt().clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, None]
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Fit inverse temperatures (...) to scores (..., n_way, n), weighted by ``rows``; return them and mean losses."""
     # As `protonet.selection.scoring.fit_temperature` does.
     count = rows.sum(dim=-1).clamp_min(1)
-    row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)
+    row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, :].expand_as(scores)
     spread = _compute_spread(scores, row_weights)[..., 0, 0]
     ridge = spread.square() / (WEIGHTING.logit_prior_deviation**2 * count)
     true = (scores * hot).sum(dim=-2)

@@ -17,12 +17,12 @@ class AugmentationLimits:
     max_rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
     max_stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
     max_shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
-    noise_deviation: float = 0.3
+    noise_std: float = 0.3
     """Rows other than images: standard deviation of the noise, divided by that of each feature."""
     n_sampled_rows: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
 
 
-AUGMENTATION = AugmentationLimits()
+AUGMENTATION_LIMITS = AugmentationLimits()
 
 
 def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
@@ -49,7 +49,7 @@ def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) 
         Matrices (n, 2, 3) float32 for `torch.nn.functional.affine_grid`: from output to input coordinates, which are -1
         and 1 at the edges of an image.
     """
-    limits = AUGMENTATION
+    limits = AUGMENTATION_LIMITS
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
     cos, sin = (limits.max_rotation * angle).cos(), (limits.max_rotation * angle).sin()
     rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
@@ -96,7 +96,7 @@ def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *
     rows_of_batch = slice(first, first + len(x))
     if spread is not None:
         return (
-            x + AUGMENTATION.noise_deviation * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+            x + AUGMENTATION_LIMITS.noise_std * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
         )
     shape = infer_image_shape(x.shape[1])
     return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

@@ -253,13 +253,13 @@ class SetTransformer(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.asked, self.asking, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))  # key, query, value
+        self.key, self.query, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
         self.output, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.attention_dropout, self.output_dropout = nn.Dropout(0.1), nn.Dropout(0.5)
 
     def forward(self, sets: Tensor) -> Tensor:
         """Adapt the rows of each set to the other rows of the set; input and output are (sets, rows, dim)."""
-        scores = self.asking(sets) @ self.asked(sets).transpose(1, 2) / math.sqrt(sets.shape[2])  # (sets, rows, rows)
+        scores = self.query(sets) @ self.key(sets).transpose(1, 2) / math.sqrt(sets.shape[2])  # (sets, rows, rows)
         moved = self.output(self.attention_dropout(scores.softmax(dim=2)) @ self.value(sets))
         adapted: Tensor = self.norm(sets + self.output_dropout(moved))
         return adapted

@@ -18,7 +18,7 @@ from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
-CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
+CHECKPOINT_VERSION = 5  #: The version of the format; files of other versions are not read.
 BEST_WEIGHTS_PREFIX = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
 #: Names of the head's weights begin with this prefix, after ``BEST_WEIGHTS_PREFIX`` or another one.
 HEAD_WEIGHTS_PREFIX = "head."

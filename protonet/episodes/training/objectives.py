@@ -33,7 +33,7 @@ class MetaTrainingConstants:
     batch_norm_rows: int = 2048
 
 
-META_TRAINING = MetaTrainingConstants()
+META_TRAINING_CONSTANTS = MetaTrainingConstants()
 LOSS_NAMES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
 
 
@@ -80,7 +80,7 @@ class MetaLearner(nn.Module):
         ``unit`` (n, embedding_dim) are embeddings of unit norm, and ``targets`` their base classes.
         """
         assert self.proxies is not None
-        temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
+        temperature, smoothing = META_TRAINING_CONSTANTS.temperature, META_TRAINING_CONSTANTS.label_smoothing
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
@@ -92,7 +92,7 @@ class PrototypeLearner(MetaLearner):
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute two losses: of cosines to the prototypes of an episode, and of cosines to a proxy per base class."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
-        temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
+        temperature, smoothing = META_TRAINING_CONSTANTS.temperature, META_TRAINING_CONSTANTS.label_smoothing
         rows = unit.unflatten(0, x.shape[:3])
         episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         return torch.stack([episodic, self.compute_proxy_loss(unit, targets)])
@@ -138,14 +138,14 @@ class FeatLearner(MetaLearner):
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _cross_entropy(rows[:, :, n_shot:], adapted), _cross_entropy(rows, centres)
         proxy_loss = self.compute_proxy_loss(F.normalize(embeddings, dim=1), targets)
-        return torch.stack([episodic, META_TRAINING.contrastive_weight * contrastive, proxy_loss])
+        return torch.stack([episodic, META_TRAINING_CONSTANTS.contrastive_weight * contrastive, proxy_loss])
 
 
 def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
     """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
-    return F.cross_entropy((cosines / META_TRAINING.temperature).flatten(0, 1), labels.repeat(len(rows)))
+    return F.cross_entropy((cosines / META_TRAINING_CONSTANTS.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(MetaLearner):

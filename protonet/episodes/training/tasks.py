@@ -17,7 +17,7 @@ from protonet.episodes.evaluation.statistics import half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import TrainingPlan
-from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
+from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, augment_rows
 from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, embed_rows_in_batches
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.config import EpisodeConfig
@@ -59,7 +59,7 @@ class SplitSide(NamedTuple):
     classes: Tensor  #: (n,) int64, for each row of ``x`` its class in the order of ``names``; -1 on other sides.
     by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
     names: tuple[str, ...]  #: The names of the classes of this side.
-    feature_deviations: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
+    feature_stds: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
 
 def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
@@ -79,7 +79,7 @@ def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
-    sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled_rows)]
+    sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.n_sampled_rows)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
     return SplitSide(
         data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread
@@ -106,7 +106,7 @@ def draw_training_episodes(
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all processes, and uses its own.
-    spread = None if plan.backbone in MIN_IMAGE_SIDES else base.feature_deviations
+    spread = None if plan.backbone in MIN_IMAGE_SIDES else base.feature_stds
     x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
     return x.unflatten(0, rows.shape), base.classes[rows]
 

@@ -41,7 +41,7 @@ from protonet.episodes.networks.checkpoints import (
     split_encoder_and_head,
     write_checkpoint,
 )
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, MetaLearner, make_learner
+from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING_CONSTANTS, MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -94,7 +94,7 @@ def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None =
         {"params": list(encoder.parameters())},
         {"params": head_parameters, "weight_decay": 0.0},
     ]
-    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING.weight_decay
+    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING_CONSTANTS.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
     run = TrainingRun(plan, learner, optimizer, average, head, {}, ValidationScore(0, 0.0, 0.0), 0, [])
@@ -126,7 +126,7 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
-    decay = min(META_TRAINING.average_decay, run.step / (run.step + META_TRAINING.average_delay))
+    decay = min(META_TRAINING_CONSTANTS.average_decay, run.step / (run.step + META_TRAINING_CONSTANTS.average_delay))
     for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
@@ -184,7 +184,7 @@ def train(
 
         def validate() -> None:
             n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
-            n_batches = -(-META_TRAINING.batch_norm_rows // n_rows)
+            n_batches = -(-META_TRAINING_CONSTANTS.batch_norm_rows // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
             measure_batch_norm(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)

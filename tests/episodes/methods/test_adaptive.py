@@ -30,7 +30,7 @@ def test_prototypes_leave_a_row_out() -> None:
             for c in range(4):
                 rows = unit[others & (labels == c)]
                 expected = F.cosine_similarity(unit[position], rows.mean(dim=0), dim=0) if len(rows) else 0.0
-                assert abs(float(view.left_out_scores[index, position, c] - expected)) < 1e-6
+                assert abs(float(view.leave_one_out_scores[index, position, c] - expected)) < 1e-6
         means = torch.stack([unit[labels == c].mean(dim=0) for c in range(4)])
         assert torch.allclose(view.query_scores[index], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
 
@@ -48,7 +48,7 @@ def test_ridge_regression_leaves_a_row_out() -> None:
             others = [row for row in range(n) if row != position]
             gram = kernel[index][others][:, others] + 0.3 * torch.eye(n - 1)
             readout = torch.linalg.solve(gram, targets[index][others])
-            assert torch.allclose(view.left_out_scores[index, position], kernel[index, position, others] @ readout)
+            assert torch.allclose(view.leave_one_out_scores[index, position], kernel[index, position, others] @ readout)
         readout = torch.linalg.solve(kernel[index] + 0.3 * torch.eye(n), targets[index])
         assert torch.allclose(view.query_scores[index], right[index].T @ readout)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
 from protonet.episodes.names import HEAD_KINDS
-from protonet.episodes.networks.augmentation import AUGMENTATION, draw_affine_maps, warp_images
+from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, draw_affine_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import TRAINED, core_rows, cosines, means_of
@@ -48,7 +48,7 @@ def test_feat_equals_a_slow_loop() -> None:
     def slow(index: int) -> Tensor:
         means, adapted = means_of(episodes.support[index], episodes.support_labels[index]), []
         for mean in means:
-            scores = torch.stack([head.asking(mean) @ head.asked(other) / 8**0.5 for other in means])
+            scores = torch.stack([head.query(mean) @ head.key(other) / 8**0.5 for other in means])
             moved = sum(p * head.value(other) for p, other in zip(scores.softmax(dim=0), means, strict=True))
             adapted.append(F.layer_norm(mean + head.output(moved), (8,)))
         return cosines(episodes.query[index], torch.stack(adapted)) / 0.1
@@ -135,7 +135,7 @@ def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool)
             changed = support
             if augment and backbone == "mlp":
                 noise = torch.randn(support.shape, generator=generator)
-                changed = support + AUGMENTATION.noise_deviation * support.std(dim=0, correction=0) * noise
+                changed = support + AUGMENTATION_LIMITS.noise_std * support.std(dim=0, correction=0) * noise
             elif augment:
                 changed = warp_images(support, draw_affine_maps(len(support), generator))
             optimizer.zero_grad()

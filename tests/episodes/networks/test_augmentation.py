@@ -7,7 +7,7 @@ import torch
 from scipy.ndimage import map_coordinates
 
 from protonet.episodes.networks.augmentation import (
-    AUGMENTATION,
+    AUGMENTATION_LIMITS,
     augment_rows,
     draw_affine_maps,
     infer_image_shape,
@@ -66,17 +66,21 @@ def test_a_row_is_augmented_alike_in_any_part_of_the_batch(images_too: bool) -> 
     torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), full[2:5])
     if spread is not None:
         assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
-        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise_deviation) < 0.03
+        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION_LIMITS.noise_std) < 0.03
 
 
 def test_affine_maps_stay_within_the_recipe() -> None:
     maps = draw_affine_maps(5000, generator())
-    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.max_shift
+    assert float(maps[..., 2].abs().max()) <= AUGMENTATION_LIMITS.max_shift
     areas = torch.linalg.det(maps[..., :2]).log()
-    assert 0.9 * 2 * AUGMENTATION.max_stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.max_stretch + 1e-6
+    assert (
+        0.9 * 2 * AUGMENTATION_LIMITS.max_stretch
+        < float(areas.abs().max())
+        <= 2 * AUGMENTATION_LIMITS.max_stretch + 1e-6
+    )
     turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
-    assert 0.99 * AUGMENTATION.max_rotation < float(turns.abs().max()) <= AUGMENTATION.max_rotation + 1e-6
-    assert abs(float(turns.mean())) < 4 * AUGMENTATION.max_rotation / math.sqrt(3 * 5000)
+    assert 0.99 * AUGMENTATION_LIMITS.max_rotation < float(turns.abs().max()) <= AUGMENTATION_LIMITS.max_rotation + 1e-6
+    assert abs(float(turns.mean())) < 4 * AUGMENTATION_LIMITS.max_rotation / math.sqrt(3 * 5000)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

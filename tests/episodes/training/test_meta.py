@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.training.objectives import META_TRAINING
+from protonet.episodes.training.objectives import META_TRAINING_CONSTANTS
 from protonet.episodes.training.tasks import ValidationScore, draw_training_episodes, select_split_side
 from protonet.episodes.training.train import TrainingRun, make_training_run, take_training_step, update_best
 from tests.episodes.meta_cases import SIDES, make_data, make_plan
@@ -23,8 +23,11 @@ def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
 
 
 def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
-    log_p = (cosines / META_TRAINING.temperature).log_softmax(dim=0)
-    return -(1 - META_TRAINING.label_smoothing) * log_p[target] - META_TRAINING.label_smoothing * log_p.mean()
+    log_p = (cosines / META_TRAINING_CONSTANTS.temperature).log_softmax(dim=0)
+    return (
+        -(1 - META_TRAINING_CONSTANTS.label_smoothing) * log_p[target]
+        - META_TRAINING_CONSTANTS.label_smoothing * log_p.mean()
+    )
 
 
 def test_the_losses_equal_slow_loops() -> None:
@@ -58,7 +61,7 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     losses = []
     for step in range(1, 13):
         losses += advance(run, 1)
-        decay = min(META_TRAINING.average_decay, step / (step + META_TRAINING.average_delay))
+        decay = min(META_TRAINING_CONSTANTS.average_decay, step / (step + META_TRAINING_CONSTANTS.average_delay))
         learned = [*run.learner.encoder.parameters(), *run.learner.head.parameters()]
         saved = [decay * old + (1 - decay) * new.detach() for old, new in zip(saved, learned, strict=True)]
     assert run.step == 12
@@ -92,7 +95,7 @@ def test_a_side_has_only_its_own_classes() -> None:
         for row, label in enumerate(data.y.tolist()):
             assert selected.classes[row] == (class_ids.index(label) if label in class_ids else -1)
         element = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
-        torch.testing.assert_close(selected.feature_deviations, element.std(dim=0, correction=0))
+        torch.testing.assert_close(selected.feature_stds, element.std(dim=0, correction=0))
         assert torch.equal(selected.read_rows(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
 
 
@@ -116,9 +119,7 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
     data = make_data()
     base = select_split_side("data", data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.names])
-    x, targets = draw_training_episodes(
-        base._replace(feature_deviations=torch.zeros(64)), make_plan(), 0, ProcessGroup()
-    )
+    x, targets = draw_training_episodes(base._replace(feature_stds=torch.zeros(64)), make_plan(), 0, ProcessGroup())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
         (result,) = (data.x == rows).all(dim=1).nonzero().flatten().tolist()
         assert data.y[result] == labels

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (
-    META_TRAINING,
+    META_TRAINING_CONSTANTS,
     AdaptedLearner,
     FeatLearner,
     ProtoNetLearner,
@@ -131,7 +131,7 @@ def attend(head: SetTransformer, sets: Tensor) -> Tensor:
     dim = sets.shape[2]
     attention = nn.MultiheadAttention(dim, 1, batch_first=True, dtype=torch.float64)
     state = {
-        "in_proj_weight": torch.cat([head.asking.weight, head.asked.weight, head.value.weight]),
+        "in_proj_weight": torch.cat([head.query.weight, head.key.weight, head.value.weight]),
         "in_proj_bias": torch.zeros(3 * dim).double(),
         "out_proj.weight": head.output.weight,
         "out_proj.bias": head.output.bias,
@@ -155,13 +155,15 @@ def test_feats_losses_equal_a_slow_loop() -> None:
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
                     if losses is contrastive or index >= N_SHOT:
                         cosines = F.cosine_similarity(points, row[None])
-                        losses.append(-(cosines / META_TRAINING.temperature).log_softmax(dim=0)[way])
+                        losses.append(-(cosines / META_TRAINING_CONSTANTS.temperature).log_softmax(dim=0)[way])
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
-    torch.testing.assert_close(result[1], META_TRAINING.contrastive_weight * torch.stack(contrastive).mean())
+    torch.testing.assert_close(result[1], META_TRAINING_CONSTANTS.contrastive_weight * torch.stack(contrastive).mean())
     cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(proxies, dim=1).T
     smooth = F.cross_entropy(
-        cosines / META_TRAINING.temperature, targets.flatten(), label_smoothing=META_TRAINING.label_smoothing
+        cosines / META_TRAINING_CONSTANTS.temperature,
+        targets.flatten(),
+        label_smoothing=META_TRAINING_CONSTANTS.label_smoothing,
     )
     torch.testing.assert_close(result[2], smooth)
 

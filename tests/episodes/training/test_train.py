@@ -29,7 +29,7 @@ from protonet.episodes.networks.checkpoints import load_encoder, load_trained_en
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
+from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING_CONSTANTS, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_slow_episodes=4))
-    monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, batch_norm_rows=40))
+    monkeypatch.setattr(training, "META_TRAINING_CONSTANTS", replace(META_TRAINING_CONSTANTS, batch_norm_rows=40))
     save_data(tmp_path / "tiny.npz")
     return tmp_path
 
