@@ -35,7 +35,7 @@ from protonet.tables.table import RowBlock, Table
 
 @dataclass(frozen=True)
 class DriftThresholds:
-    """Thresholds for warnings about drifted columns; tests/tables/test_drift.py measures the false alarms."""
+    """Thresholds for warnings about drifted columns; tests/tables/test_suspicious.py measures the false alarms."""
 
     quantile_steps: tuple[int, int] = (16, 64)
     """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""

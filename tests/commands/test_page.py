@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands.noise import make_requests
-from tests.commands.servers import TOKEN, Server, start, wait_for_job
+from tests.commands.servers import TOKEN, Server, make_requests, start, wait_for_job
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")

@@ -34,8 +34,7 @@ from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_
 from protonet.server.parsing import ParsedRows
 from protonet.server.prediction_api import RequestBatcher
 from tests.commands.cases import FAST, Run, do
-from tests.commands.noise import make_requests
-from tests.commands.servers import TOKEN, Server, ask_until_refused, start
+from tests.commands.servers import TOKEN, Server, ask_until_refused, make_requests, start
 from tests.strategies import blobs
 
 pytest.importorskip("uvicorn", reason="it listens")

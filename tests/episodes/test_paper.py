@@ -21,7 +21,7 @@ from protonet.episodes.evaluation.statistics import (
     compare_method_pairs,
 )
 from protonet.episodes.paper import adjust_summaries, rename_methods
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 MINE = """
 from pathlib import Path

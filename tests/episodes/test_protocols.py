@@ -16,8 +16,7 @@ from protonet.episodes.__main__ import make_parser
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import PRESETS
 from protonet.episodes.training.objectives import LOSS_NAMES
-from tests.episodes.cases import needing
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command, needing
 
 #: ``stops`` interrupts the run after as many batches as the file "limit" says; ``peeks`` fails if it finds a query
 #: among the base rows.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from protonet.episodes.__main__ import main
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 KIND = "--way 3 --query 4 --episodes 60"
 

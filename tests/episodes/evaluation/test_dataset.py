@@ -25,7 +25,7 @@ from protonet.episodes import (
     load_source,
 )
 from protonet.episodes.methods import METHODS
-from tests.episodes.command_cases import Command
+from tests.episodes.cases import Command
 
 SIDES = np.array(["base"] * 6 + ["validation"] * 4 + ["novel"] * 5)
 EASY = EpisodeConfig(way=(3, 3), n_query=4)

@@ -1,29 +1,40 @@
+"""Scores equal slow loops; input does not reveal the queries' classes; results do not depend on the device."""
+
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score, roc_curve
+from torch import Tensor
 
+from protonet.episodes.evaluation.distributed import get_process_device
 from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate, false_positive_rate, open_set_auroc
+from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
-from protonet.episodes.samplers.batch import Episodes, gather_episodes, make_row_reader, split_by_size
-from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, gather_episodes, make_row_reader, split_by_size
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.metrics import calibration_error
 from protonet.sampling import index_classes
+from tests.emulated_device import AWAY, EmulatedDevice
+from tests.episodes.cases import Command, make_plan, save_data
 
 LABELS = torch.arange(240) % 8
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
 INDEX = index_classes(LABELS)
-METHODS = {"euclidean": protonet, "cosine": protonet_cosine}
+PROTOTYPES = {"euclidean": protonet, "cosine": protonet_cosine}
 SETTINGS: list[Sampler] = [
     EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=4),
     EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open_classes=2),
@@ -51,7 +62,7 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_equal_to_a_slow_loop(setting: Sampler) -> None:
-    scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
+    scores = evaluate(X, INDEX, PROTOTYPES, setting, seed=3, n_episodes=9)
     confidences, hits = [], []
     for index in range(9):
         (part,) = split_by_size(setting.sample(INDEX, seed=3, first=index, n_episodes=1))
@@ -84,10 +95,10 @@ def test_equal_to_a_slow_loop(setting: Sampler) -> None:
 
 def test_the_number_of_threads_does_not_matter_and_is_restored() -> None:
     threads = torch.get_num_threads()
-    first = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10)
+    first = evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], n_episodes=10)
     try:
         torch.set_num_threads(2)
-        assert equal(first, evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10))
+        assert equal(first, evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], n_episodes=10))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -107,11 +118,11 @@ def test_a_method_may_use_gradients_and_overwrite_its_input() -> None:
         return logits
 
     for setting in SETTINGS:
-        both = evaluate(X, INDEX, {"mine": fit_by_gradients, **METHODS}, setting, n_episodes=20)
+        both = evaluate(X, INDEX, {"mine": fit_by_gradients, **PROTOTYPES}, setting, n_episodes=20)
         assert both["mine"].accuracy.mean() > 0.4
         assert not both["mine"].accuracy.requires_grad
-        alone = evaluate(X, INDEX, METHODS, setting, n_episodes=20)
-        assert equal(alone, {name: both[name] for name in METHODS})
+        alone = evaluate(X, INDEX, PROTOTYPES, setting, n_episodes=20)
+        assert equal(alone, {name: both[name] for name in PROTOTYPES})
 
 
 def test_wrong_outputs_of_a_method_are_refused() -> None:
@@ -129,7 +140,7 @@ def test_wrong_outputs_of_a_method_are_refused() -> None:
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^`classes` must have 32 rows .*; got class '0' with 30\."):
-        evaluate(X, INDEX, METHODS, EpisodeConfig(way=(2, 2), n_query=31))
+        evaluate(X, INDEX, PROTOTYPES, EpisodeConfig(way=(2, 2), n_query=31))
 
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
@@ -143,7 +154,7 @@ def test_errors() -> None:
     for changes in ({"seed": -1}, {"n_episodes": 0}, {"target_half_width": -1.0}):
         (argument,) = changes
         with pytest.raises(ValueError, match=f"^`{argument}` must be a"):
-            evaluate(X, INDEX, METHODS, SETTINGS[0], **changes)
+            evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], **changes)
 
 
 def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
@@ -160,3 +171,167 @@ def test_areas_under_curves_of_open_queries_equal_those_by_hand() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     assert math.isclose(float(open_set_auroc(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
     assert float(open_set_auroc(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0
+
+
+#: Rows sorted by class, as in most files. The first feature is the class, which spies read.
+SORTED_LABELS = torch.arange(12).repeat_interleave(20)
+SORTED_X = torch.stack([SORTED_LABELS.float(), torch.arange(240) / 240], dim=1)
+SORTED_INDEX = index_classes(SORTED_LABELS)
+PROTOCOLS: dict[str, Sampler] = {
+    "balanced": EpisodeConfig((4, 4), (1, 2), n_query=5),
+    "dirichlet": EpisodeConfig((2, 5), n_query=3, imbalance=2.0),
+    "open": EpisodeConfig((3, 3), n_query=5, n_open_classes=2),
+    "unlabelled": EpisodeConfig((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
+    "fixed split": FixedSplit(n_shot=2, n_training_rows=(10,) * 12),
+    "Meta-Dataset": MetaDataset(),
+    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), n_query=5), n_base=4),
+}
+
+
+def knows_nothing(scores: EpisodeScores, chance: list[float]) -> bool:
+    """Return whether accuracies equal those of chance, and AUROC of open classes 1/2, within five standard errors."""
+    excess = scores.accuracy - sum(chance) / len(chance)
+    known = [excess, *([scores.auroc - 0.5] if not scores.auroc.isnan().any() else [])]
+    return all(abs(float(part.mean())) <= 5 * float(part.std()) / math.sqrt(len(part)) for part in known)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_positions_of_queries_do_not_reveal_classes(name: str) -> None:
+    chance: list[float] = []
+
+    def guess(episodes: Episodes) -> Tensor:
+        """Guess that queries are sorted by class, in equal shares, and that earlier queries are more surely known."""
+        n_episodes, n_queries = episodes.query.shape[:2]
+        chance.extend([1 / episodes.n_way] * n_episodes)
+        position = torch.arange(n_queries)
+        hot = F.one_hot(position * episodes.n_way // n_queries, episodes.n_way)
+        return (hot * (2 - position[:, None] / n_queries)).expand(n_episodes, -1, -1)
+
+    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS[name], n_episodes=200)
+    assert knows_nothing(scores["guess"], chance)
+
+
+def test_row_indices_do_not_reveal_classes() -> None:
+    def guess(episodes: Episodes) -> Tensor:
+        """Guess the class of the support row whose index is nearest to the query's index."""
+        trained = episodes.trained
+        assert trained is not None
+        assert trained.support is not None
+        assert trained.query is not None
+        support, query = trained.gather()
+        assert torch.equal(support, episodes.support)
+        assert torch.equal(query, episodes.query)
+        for weight in trained.encoder.parameters():
+            weight.data.zero_()  # of a copy
+        distances = (trained.query[:, :, None] - trained.support[:, None]).abs().double()
+        hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
+        return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
+
+    trained = TrainedEncoder(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(SORTED_X))
+    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
+    assert all(weight.any() for weight in trained.encoder.parameters())
+    assert knows_nothing(scores["guess"], [1 / 4])
+
+
+def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
+    fractions: list[Tensor] = []
+
+    def spy(episodes: Episodes) -> Tensor:
+        assert episodes.unlabelled is not None
+        classes = episodes.unlabelled[..., 0]
+        fractions.append((classes[:, 1:] == classes[:, :-1]).double().mean(dim=1))
+        return METHODS["protonet"](episodes)
+
+    evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], n_episodes=200)
+    excess = torch.cat(fractions) - 3 / 19  # of 20 rows, 3 others are of a row's class
+    assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
+
+
+@pytest.mark.parametrize("name", ["open", "generalized"])
+def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
+    """A wrapped method gets its queries in another order than a method of this library, but has the same scores."""
+    x = (
+        torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        + SORTED_LABELS[:, None] / 3
+    )
+
+    def wrapped(episodes: Episodes) -> Tensor:
+        return METHODS["ridge"](episodes)
+
+    methods: dict[str, Method] = {"ours": METHODS["ridge"], "wrapped": wrapped}
+    scores = evaluate(x, SORTED_INDEX, methods, PROTOCOLS[name], n_episodes=70)
+    for field, known in vars(scores["ours"]).items():
+        assert torch.allclose(known, getattr(scores["wrapped"], field), equal_nan=True), field
+
+
+@pytest.mark.parametrize("name", ["balanced", "Meta-Dataset"])
+def test_the_order_of_queries_depends_on_the_episode_alone(name: str) -> None:
+    """A method sees the same queries of an episode in the same order, whatever other episodes are in the batch."""
+    seen: list[dict[float, Tensor]] = []
+
+    def spy(episodes: Episodes) -> Tensor:
+        seen[-1].update({float(query.sum()): query for query in episodes.query})
+        return METHODS["protonet"](episodes)
+
+    for done in (0, 1, 5):
+        seen.append({})
+        known = METHODS["protonet"]
+        earlier = evaluate(SORTED_X, SORTED_INDEX, {"spy": known}, PROTOCOLS[name], n_episodes=done) if done else None
+        evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS[name], n_episodes=20, earlier=earlier)
+    for resumed in seen[1:]:
+        assert resumed.keys() <= seen[0].keys()
+        assert all(torch.equal(query, seen[0][key]) for key, query in resumed.items())
+
+
+FEW = "--dataset tiny.npz --side novel --way 2 --query 2 --episodes 6"
+LINES = {
+    "plain": "--dataset tiny.npz --side all --way 3 --query 4 --episodes 6 --method protonet mine.py:own",
+    "mapped, normalised": f"{FEW} --normalize cl2 --method simpleshot bd-cspn mine.py:own",
+    "shots, open, shares": "--dataset tiny.npz --side all --way 2-4 --shot 1-2 --unequal --query 1 --n-open-classes 1 "
+    "--imbalance 2 --unlabelled 2 --episodes 6 --method oslo semi-kmeans",
+    "generalised": f"{FEW} --protocol generalized --method protonet",
+    "encoder": f"{FEW} --encoder a.safetensors --method feat protonet finetune:steps=1 mine.py:own",
+}
+OWN = """
+from protonet.episodes.methods.prototypes import protonet
+
+def own(episodes):
+    if episodes.base is not None:
+        episodes.base.take(episodes.base.by_class.rows)
+    if episodes.trained is not None:
+        episodes.trained.gather()
+    return protonet(episodes)
+"""
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.usefixtures("no_baseline")
+def test_a_command_gives_the_same_on_another_device(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_data(tmp_path / "tiny.npz")
+    (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
+    if name == "encoder":
+        small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+        command(f"train --objective feat {small} -o a.safetensors")
+    expected = command(LINES[name], "--json here.json")
+    with EmulatedDevice():
+        result = command(LINES[name], f"--device {AWAY} --json there.json")
+    assert result == expected
+    here, there = (json.loads(Path(f"{item}.json").read_text(encoding="utf-8")) for item in ("here", "there"))
+    assert there["settings"].pop("device") == str(AWAY)
+    assert there == here
+
+
+def test_a_device_that_the_machine_lacks_is_refused(command: Command) -> None:
+    for device in ["abacus", "meta", "cuda:99"]:
+        command.refuses(
+            r"`--device` must be a device of this machine; got '.*' \(.*\)\. Pass 'cpu'\.", "--device", device
+        )
+
+
+def test_processes_of_a_machine_share_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(get_process_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]

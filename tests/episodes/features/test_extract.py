@@ -23,8 +23,7 @@ from protonet.episodes.networks.checkpoints import load_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
 from tests.embeddings.pictures.cases import write_folders
 from tests.embeddings.pictures.test_files import Small, export, write_onnx
-from tests.episodes.command_cases import Command
-from tests.episodes.meta_cases import save_data
+from tests.episodes.cases import Command, save_data
 
 NAMES = [label for labels in CLASSES.values() for label in labels]
 

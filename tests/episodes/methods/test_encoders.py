@@ -21,8 +21,7 @@ from protonet.episodes.names import HEAD_KINDS
 from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, draw_affine_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
-from tests.episodes.cases import TRAINED, core_rows, cosines, means_of
-from tests.episodes.meta_cases import make_trained, make_trained_episodes, trained_of
+from tests.episodes.cases import TRAINED, core_rows, cosines, make_trained, make_trained_episodes, means_of, trained_of
 
 STEPS, RATE = 4, 0.02
 RENAMED = torch.tensor([2, 0, 3, 1])

@@ -1,7 +1,8 @@
-"""Linear and quadratic classifiers of the support equal those of scikit-learn, SciPy and torch."""
+"""Linear classifiers, distribution calibration and `adaptive` equal scikit-learn, SciPy, torch and slow loops."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
+from protonet.episodes.methods import calibration
+from protonet.episodes.methods.calibration import distribution_calibration
+from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.linear import (
     baseline_pp,
     linear_finetune,
@@ -26,7 +30,10 @@ from protonet.episodes.methods.linear import (
     ridge_regression,
 )
 from protonet.episodes.methods.svm import linear_svm, metaopt_svm
-from tests.episodes.cases import agree, make_episodes, unit
+from protonet.episodes.samplers.batch import BaseClasses, Episodes
+from protonet.sampling import list_class_rows
+from protonet.selection.scoring import fit_temperature
+from tests.episodes.cases import agree, core_rows, make_base, make_episodes, unit
 
 Array = NDArray[np.float64]
 
@@ -188,3 +195,141 @@ def test_mahalanobis_equals_a_slow_loop(dim: int) -> None:
 
     episodes, _ = make_episodes(dim=dim)
     assert agree(mahalanobis(episodes, ridge=0.4).log_softmax(dim=2), episodes, slow, rtol=1e-7, atol=1e-7)
+
+
+def base_classes(base: BaseClasses) -> list[torch.Tensor]:
+    return [base.take(rows).clone() for rows in list_class_rows(base.by_class)]
+
+
+def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and covariance that the paper calibrates from the two base classes nearest to a row."""
+    distances = torch.stack([torch.dist(rows.mean(dim=0), row) for rows in classes])
+    near = [classes[index] for index in distances.argsort()[:2].tolist()]
+    mean = torch.stack([near[0].mean(dim=0), near[1].mean(dim=0), row]).mean(dim=0)
+    return mean, (torch.cov(near[0].T) + torch.cov(near[1].T)) / 2 + 0.21
+
+
+def sampled_rows(episodes: Episodes, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> torch.Tensor:
+    """Return the rows (episodes, n_way, n_samples, dim) that distribution calibration samples."""
+    seen: list[torch.Tensor] = []
+
+    def spy(rows: torch.Tensor, target: torch.Tensor, **_: float) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(rows[:, episodes.support.shape[1] :].unflatten(1, (episodes.n_way, -1)))
+        return rows.new_zeros(len(rows), rows.shape[2], target.shape[2]), rows.new_zeros(len(rows), 1, target.shape[2])
+
+    monkeypatch.setattr(calibration, "fit_logistic", spy)
+    distribution_calibration(episodes, **settings)
+    return seen[0]
+
+
+def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_base(dim=5)
+    episodes, _ = make_episodes(n_episodes=2, shots=(1, 1, 1), n_way=3, dim=5, base=base)
+    n_samples = 20_000
+    samples = sampled_rows(episodes, monkeypatch, n_samples=n_samples)
+    classes = base_classes(base)
+    for index, (support, labels) in enumerate(zip(episodes.support.sqrt(), episodes.support_labels, strict=True)):
+        for row, label in zip(support, labels.tolist(), strict=True):
+            mean, covariance = nearest_two(classes, row)
+            drawn = samples[index, label]
+            deviation = covariance.diagonal().sqrt()
+            # Five standard errors: sqrt(1 / n) of a mean, at most sqrt(2 / n) of a covariance, in standard deviations.
+            assert float(((drawn.mean(dim=0) - mean) / deviation).abs().max()) < 5 / n_samples**0.5
+            error = (torch.cov(drawn.T) - covariance) / torch.outer(deviation, deviation)
+            assert float(error.abs().max()) < 5 * (2 / n_samples) ** 0.5
+
+
+def test_equal_to_a_slow_loop() -> None:
+    """The authors' program gives the same probabilities, but for the random samples."""
+    base = make_base()
+    episodes, _ = make_episodes(n_episodes=2, n_way=3, shots=(2, 2, 2), base=base)
+    ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
+    random = np.random.default_rng(0)
+    classes = base_classes(base)
+    for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
+        rows, targets = [support.sqrt().numpy()], [labels.numpy()]
+        for row, label in zip(support.sqrt(), labels.tolist(), strict=True):
+            mean, covariance = nearest_two(classes, row)
+            rows.append(random.multivariate_normal(mean.numpy(), covariance.numpy(), 1500))
+            targets.append(np.full(1500, label))
+        oracle = LogisticRegression(max_iter=1000).fit(np.concatenate(rows), np.concatenate(targets))
+        theirs = torch.from_numpy(oracle.predict_proba(query.sqrt().numpy()))
+        assert float((ours[index] - theirs).abs().mean()) < 0.03
+
+
+def test_no_more_neighbours_than_base_classes() -> None:
+    episodes, _ = make_episodes(base=make_base())
+    with pytest.raises(ValueError, match="`n_nearest` must be at most the number of base classes"):
+        distribution_calibration(episodes, n_nearest=7)
+
+
+module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of the same name
+
+
+def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
+    return one_hot(labels, n_way, torch.float64)
+
+
+def test_prototypes_leave_a_row_out() -> None:
+    episodes, _ = make_episodes()
+    view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
+    for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
+        unit = F.normalize(support, dim=1)
+        for position in range(len(labels)):
+            others = torch.arange(len(labels)) != position
+            for c in range(4):
+                rows = unit[others & (labels == c)]
+                expected = F.cosine_similarity(unit[position], rows.mean(dim=0), dim=0) if len(rows) else 0.0
+                assert abs(float(view.leave_one_out_scores[index, position, c] - expected)) < 1e-6
+        means = torch.stack([unit[labels == c].mean(dim=0) for c in range(4)])
+        assert torch.allclose(view.query_scores[index], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
+
+
+def test_ridge_regression_leaves_a_row_out() -> None:
+    episodes, _ = make_episodes()
+    hot = hot_of(episodes.support_labels)
+    kernel = (-torch.cdist(episodes.support, episodes.support)).exp()
+    right = (-torch.cdist(episodes.support, episodes.query)).exp()
+    view = module._ridge_view(kernel, right, 0.3, hot, 1.0)
+    n = kernel.shape[1]
+    targets = hot - 0.25
+    for index in range(len(kernel)):
+        for position in range(n):
+            others = [row for row in range(n) if row != position]
+            gram = kernel[index][others][:, others] + 0.3 * torch.eye(n - 1)
+            readout = torch.linalg.solve(gram, targets[index][others])
+            assert torch.allclose(view.leave_one_out_scores[index, position], kernel[index, position, others] @ readout)
+        readout = torch.linalg.solve(kernel[index] + 0.3 * torch.eye(n), targets[index])
+        assert torch.allclose(view.query_scores[index], right[index].T @ readout)
+
+
+def test_the_temperature_equals_the_solvers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(5, 30, 4, generator=generator, dtype=torch.float64)
+    guesses, right = torch.randint(4, (5, 30), generator=generator), torch.rand(5, 30, generator=generator) < 0.5
+    labels = torch.where(right, scores.argmax(dim=2), guesses)
+    factors, losses = module._fit_temperature(scores.mT, hot_of(labels).mT, torch.ones(5, 30, dtype=torch.float64))
+    for rows, target, factor, loss in zip(scores, labels, factors, losses, strict=True):
+        expected, row_losses = fit_temperature(rows, target, torch.ones(4, dtype=torch.bool))
+        assert abs(float(factor) - expected) < 1e-2 * expected
+        assert abs(float(loss - row_losses.mean())) < 1e-4
+
+
+@pytest.mark.parametrize("dim", [3, module.ADAPTIVE_FLOATS_IN_CACHE // 8])
+def test_city_block_distances_equal_torchs(dim: int) -> None:
+    """Distances are computed in several blocks if there are many features; those of equal rows are 0."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, n, dim, generator=generator, dtype=torch.float64) for n in (2, 5))
+    b[:, 1] = a[:, 0]
+    distances = module.city_block_distances(a, b)
+    assert torch.allclose(distances, torch.cdist(a, b, p=1.0))
+    assert torch.equal(distances[:, 0, 1], torch.zeros(3, dtype=torch.float64))
+    assert torch.allclose(module.city_block_distances(2 * b, 2 * a), 2 * distances.transpose(1, 2))
+
+
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1), (1, 1, 1, 2)])
+def test_a_single_row_a_class_gets_the_fixed_mixture(shots: tuple[int, ...]) -> None:
+    episodes, _ = make_episodes(shots=shots)
+    logits = module.adaptive(episodes)
+    spread = logits.std(dim=2, correction=0).mean()
+    assert 0.5 < float(spread) < 3.0  # about that of fixed weights

@@ -1,24 +1,47 @@
-"""Properties of every few-shot method, except for methods of an encoder, which test_encoders.py tests."""
+"""Properties of every few-shot method: on hard features, on families of features, and on another device."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protonet import solve
 from protonet.episodes import methods
-from protonet.episodes.methods import Method, MethodInput
+from protonet.episodes.__main__ import DEFAULT_METHODS
+from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.methods import METHODS, Method, MethodInput, MethodSpec
 from protonet.episodes.methods.adaptive import solver
+from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.methods.clustering import ASSIGNMENT_TOLERANCE
+from protonet.episodes.methods.keywords import list_method_settings
 from protonet.episodes.methods.linear import linear_finetune
-from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base_classes
+from protonet.episodes.samplers.batch import (
+    BaseClasses,
+    Episodes,
+    TrainedEncoder,
+    make_row_reader,
+    summarize_base_classes,
+)
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import InputError
-from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, needing, texts_of
+from protonet.sampling import ClassIndex, index_classes
+from tests.emulated_device import AWAY, Away, EmulatedDevice
+from tests.episodes.cases import (
+    TRAINED,
+    core_rows,
+    make_base,
+    make_episodes,
+    make_trained,
+    make_trained_episodes,
+    needing,
+    texts_of,
+)
 
 #: Settings that make slow methods faster.
 QUICK: dict[str, dict[str, Any]] = {
@@ -34,12 +57,12 @@ QUICK: dict[str, dict[str, Any]] = {
     "tim": {"steps": 20},
     "tim-adm": {"steps": 20},
 }
-METHODS: dict[str, Method] = {
+QUICK_METHODS: dict[str, Method] = {
     name: partial(spec, **QUICK.get(name, {}))
     for name, spec in methods.METHODS.items()
     if name not in {"solver", "tim-dirichlet", *TRAINED}  # solver is too slow; tim-dirichlet is `tim` with settings
 }
-every = pytest.mark.parametrize("name", METHODS)
+every = pytest.mark.parametrize("name", QUICK_METHODS)
 #: Methods that draw a random number for each support row or class by its place, so that the order matters.
 DRAWN = {"distribution-calibration", "linear-finetune", "baseline++", "deepemd"}
 #: Methods whose logits are logarithms of the method's own probabilities.
@@ -62,10 +85,10 @@ def test_shape_and_dtype_without_changing_inputs_or_keeping_state(name: str) -> 
     for dtype in (torch.float32, torch.float64):
         episodes, other = (make_episodes(base=make_base(dtype=dtype), dtype=dtype, seed=seed)[0] for seed in (0, 1))
         before, state = [rows.clone() for rows in core_rows(episodes)], torch.get_rng_state()
-        logits = METHODS[name](episodes)
+        logits = QUICK_METHODS[name](episodes)
         assert (logits.shape, logits.dtype) == ((3, 10, 4), dtype)
-        METHODS[name](other)
-        assert torch.equal(METHODS[name](episodes), logits)
+        QUICK_METHODS[name](other)
+        assert torch.equal(QUICK_METHODS[name](episodes), logits)
         assert all(torch.equal(old, new) for old, new in zip(before, core_rows(episodes), strict=True))
         assert torch.equal(torch.get_rng_state(), state)
 
@@ -76,7 +99,7 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     # Distances have no temperature, and maps of few channels have little information.
     dim = 200 if name in {"paddle", *needing("maps")} else 12
     episodes, labels = make_episodes(n_episodes=8, shots=(3, 3, 3, 3), n_queries=24, dim=dim, base=make_base(dim=dim))
-    right = (METHODS[name](episodes).argmax(dim=2) == labels).double().mean()
+    right = (QUICK_METHODS[name](episodes).argmax(dim=2) == labels).double().mean()
     assert right > 0.6  # of 4 classes
     parts = [case(noise=noise, seed=seed, dim=40) for seed, noise in enumerate((0.05, 0.6))]
     parts.append(replace(parts[1], support=100 * parts[1].support.square(), query=parts[1].query.square()))
@@ -87,20 +110,20 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     joined: dict[str, Any] = {
         field: join(field) for field in ("support", "support_labels", "query", "texts", "unlabelled")
     }
-    together = METHODS[name](replace(parts[0], **joined))
+    together = QUICK_METHODS[name](replace(parts[0], **joined))
     for index in (2, 3, 8):
         alone = replace(parts[0], **{field: rows[index : index + 1] for field, rows in joined.items()})
         # LaplacianShot's updates end for all episodes of a batch together, once no assignment changes by more than
         # ASSIGNMENT_TOLERANCE.
         rtol, atol = (1e-5, 10 * ASSIGNMENT_TOLERANCE) if name.startswith("laplacian") else (1e-7, 1e-9)
-        assert torch.allclose(METHODS[name](alone)[0], together[index], rtol=rtol, atol=atol)
+        assert torch.allclose(QUICK_METHODS[name](alone)[0], together[index], rtol=rtol, atol=atol)
 
 
 @every
 def test_order_of_rows_names_of_classes_and_other_queries(name: str) -> None:
     """Order and names do not matter. Other queries matter to transductive methods, and not to inductive methods."""
     episodes, generator = case(), torch.Generator().manual_seed(0)
-    logits = METHODS[name](episodes)
+    logits = QUICK_METHODS[name](episodes)
     assert episodes.unlabelled is not None
     query, support = (torch.randperm(10, generator=generator) for _ in range(2))
     support = torch.arange(10) if name in DRAWN else support
@@ -111,24 +134,24 @@ def test_order_of_rows_names_of_classes_and_other_queries(name: str) -> None:
         query=episodes.query[:, query],
         unlabelled=episodes.unlabelled[:, query],
     )
-    assert close(METHODS[name](changed), logits[:, query])
+    assert close(QUICK_METHODS[name](changed), logits[:, query])
     renamed = torch.tensor([2, 0, 3, 1])
     named = replace(episodes, support_labels=renamed[episodes.support_labels])
     named = replace(named, texts=texts_of(episodes)[:, renamed.argsort()])
     if name == "linear-finetune":
         assert close(linear_finetune(named, zero=True)[:, :, renamed], linear_finetune(episodes, zero=True))
     elif name != "baseline++":
-        assert close(METHODS[name](named)[:, :, renamed], logits)
+        assert close(QUICK_METHODS[name](named)[:, :, renamed], logits)
     if name in UNIT:
         lengths = torch.rand(3, 10, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
         stretched = replace(episodes, support=episodes.support * lengths, query=7 * lengths * episodes.query)
-        assert close(METHODS[name](stretched), logits)
+        assert close(QUICK_METHODS[name](stretched), logits)
     episodes = case(noise=1.0)
-    logits = METHODS[name](episodes)
+    logits = QUICK_METHODS[name](episodes)
     moved = torch.cat([episodes.query[:, :5], episodes.query[:, 5:] + 3.0], dim=1)
     same = not methods.METHODS[name].transductive
-    assert close(METHODS[name](replace(episodes, query=moved))[:, :5], logits[:, :5]) == same
-    assert not same or close(METHODS[name](episodes.select_queries(slice(3, 5))), logits[:, 3:5])
+    assert close(QUICK_METHODS[name](replace(episodes, query=moved))[:, :5], logits[:, :5]) == same
+    assert not same or close(QUICK_METHODS[name](episodes.select_queries(slice(3, 5))), logits[:, 3:5])
 
 
 KINDS = ("constant", "zero", "twice", "poor", "single", "wide", "signed", "still")
@@ -171,7 +194,7 @@ HARD_SETTINGS: dict[str, dict[str, Any]] = {
 def test_hard_features_have_finite_logits(name: str) -> None:
     for kind, dtype in [*((kind, torch.float32) for kind in KINDS), ("zero", torch.float64), ("poor", torch.float64)]:
         episodes = make_hard(kind, dtype)
-        logits = METHODS[name](episodes)
+        logits = QUICK_METHODS[name](episodes)
         assert torch.isfinite(logits).all(), kind
         if name in LOG_PROBABILITIES:
             assert torch.allclose(logits.exp().sum(dim=2), torch.ones(4, 10, dtype=dtype)), kind
@@ -197,7 +220,7 @@ def test_float32_is_enough(name: str) -> None:
             support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
             texts = texts_of(episodes).to(dtype)
             changed = replace(episodes, support=support, query=query, texts=texts, unlabelled=query)
-            predictions.append(METHODS[name](changed).argmax(dim=2))
+            predictions.append(QUICK_METHODS[name](changed).argmax(dim=2))
         assert float((predictions[0] == predictions[1]).double().mean()) > 0.97, (factor, offset)
 
 
@@ -213,7 +236,9 @@ FIELDS: dict[MethodInput, tuple[str, str]] = {
 def test_inputs_that_a_method_uses_or_needs() -> None:
     episodes = case()
     for name in [name for name, spec in methods.METHODS.items() if spec.uses_base]:
-        assert not close(METHODS[name](replace(episodes, base=make_base(seed=5))), METHODS[name](episodes)), name
+        assert not close(
+            QUICK_METHODS[name](replace(episodes, base=make_base(seed=5))), QUICK_METHODS[name](episodes)
+        ), name
     for need, (field, remedy) in FIELDS.items():
         for name in sorted(needing(need)):
             with pytest.raises(InputError, match=rf"^`{field}` must be known; got None\.{remedy}"):
@@ -231,3 +256,111 @@ def test_the_solver_method_agrees_with_solve() -> None:
     assert torch.allclose(again, ours)
     with pytest.raises(InputError, match=r"^`effort` must be one of fast, default, best; got 'slow'"):
         solver(episodes, effort="slow")
+
+
+CLASSES, ROWS, DIM = 64, 60, 64
+#: Configurations of episodes, with the number of episodes.
+SETTINGS = (EpisodeConfig((5, 5), (1, 1)), 30), (EpisodeConfig((10, 10), (10, 10)), 8)
+#: Methods that need no base classes.
+TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.centred))))
+#: For each family, a function that makes features from class centres and noise, both standard normal.
+FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
+    # Log-normal: most are small, some many times as large.
+    "skewed": lambda centres, noise, _: (0.5 * centres + 0.8 * noise).exp(),
+    # Student's t with 2 degrees of freedom, whose variance is infinite.
+    "heavy-tailed": lambda centres, noise, generator: (
+        0.9 * centres + noise / torch.randn(2, *noise.shape, generator=generator).square().mean(dim=0).sqrt()
+    ),
+    # Mean 30: all cosines between rows are nearly 1.
+    "shifted": lambda centres, noise, _: 30 + 0.6 * centres + noise,
+    # 88 % zeros, as after a ReLU.
+    "sparse": lambda centres, noise, _: (0.8 * centres + noise - 1.5).clamp_min(0),
+}
+
+
+def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
+    """Compute the accuracy (n_episodes,) of each method, all on the same episodes of a family."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLASSES, 1, DIM, generator=generator)
+    x = FAMILIES[family](centres, torch.randn(CLASSES, ROWS, DIM, generator=generator), generator).flatten(0, 1)
+    index = index_classes(torch.arange(CLASSES).repeat_interleave(ROWS))
+    scores = evaluate(x, index, choose_methods(names), setting, n_episodes=n_episodes)
+    return {name: score.accuracy for name, score in scores.items()}
+
+
+@pytest.mark.parametrize(("setting", "n_episodes"), SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_default_is_far_below_prototypes(family: str, setting: EpisodeConfig, n_episodes: int) -> None:
+    scores = score_methods(family, setting, TESTED, n_episodes)
+    accuracy = {name: float(values.mean()) for name, values in scores.items()}
+    assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
+
+
+def test_a_common_mean_costs_the_adaptive_method_nothing_at_one_shot() -> None:
+    accuracy = score_methods("shifted", SETTINGS[0][0], ("protonet", "adaptive"), 200)
+    lead = accuracy["adaptive"] - accuracy["protonet"]
+    assert float(lead.mean()) > -3 * float(lead.std()) / len(lead) ** 0.5
+
+
+#: Settings that make slow methods faster.
+FEW = {"steps": 2, "n_steps": 2, "n_epochs": 2, "n_samples": 20}
+#: Methods that are not tested here: `tim-dirichlet` is `tim` with settings, and `solver` has a test of its own.
+ELSEWHERE = {"tim-dirichlet", "solver"}
+
+
+def shorten(spec: MethodSpec) -> Method:
+    """Return a method with those settings of ``FEW`` that it has."""
+    known = list_method_settings(spec.function)
+    settings: Any = {name: few for name, few in FEW.items() if name in known}
+    return partial(spec, **settings)
+
+
+CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
+#: Functions that may copy tensors to the device: random numbers, rows for an encoder, and weights of views.
+SENT = {"linear.linear_finetune", "linear.baseline_pp", "maps.deepemd", "adaptive.adaptive"}
+SENT |= {"calibration._classify", "encoders.augment_support", "batch.gather"}
+
+
+def make_case(name: str) -> Episodes:
+    """Make episodes that have everything that a method needs."""
+    if name in TRAINED:
+        return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
+    n_episodes, n_queries = (1, 4) if METHODS[name].slow else (3, 10)
+    return make_episodes(
+        n_episodes=n_episodes, n_queries=n_queries, base=make_base(dtype=torch.float32), dtype=torch.float32
+    )[0]
+
+
+def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
+    """Copy all tensors of episodes to another device, as `gather_episodes` would make the tensors there."""
+
+    def send_module(module: nn.Module) -> nn.Module:
+        for layer in module.modules():
+            for tensors in (layer._parameters, layer._buffers):
+                tensors.update({name: None if item is None else to(item.data) for name, item in tensors.items()})  # type: ignore[misc]
+        return module
+
+    def send_base(base: BaseClasses) -> BaseClasses:
+        rows, index = (to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class)))
+        return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
+
+    def send_trained(trained: TrainedEncoder) -> TrainedEncoder:
+        return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
+
+    base = episodes.base and send_base(episodes.base)
+    trained = episodes.trained and send_trained(episodes.trained)
+    fields: Any = {name: to(item) for name, item in vars(episodes).items() if isinstance(item, Tensor)}
+    return replace(episodes, **fields, base=base, trained=trained)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_method_works_where_its_episodes_are(name: str) -> None:
+    episodes = make_case(name)
+    expected = CASES[name](episodes)
+    with EmulatedDevice() as mode:
+        sent = send(episodes, lambda rows: rows.to(AWAY))
+        logits = CASES[name](sent)
+        assert isinstance(logits, Away)
+        assert torch.equal(logits.host_values, expected)
+    assert mode.sent.keys() <= SENT | {"a test"}
+    assert not mode.fetched

@@ -1,13 +1,28 @@
+"""Backbones, augmentation of pictures, and files of encoders."""
+
 from __future__ import annotations
 
+import json
+import math
 from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from scipy.ndimage import map_coordinates
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from protonet.episodes.networks.augmentation import (
+    AUGMENTATION_LIMITS,
+    augment_rows,
+    draw_affine_maps,
+    infer_image_shape,
+    warp_images,
+)
 from protonet.episodes.networks.backbones import (
     BatchNorm,
     DropBlock,
@@ -17,7 +32,16 @@ from protonet.episodes.networks.backbones import (
     measure_batch_norm,
     use_support_statistics,
 )
+from protonet.episodes.networks.checkpoints import (
+    CHECKPOINT_FORMAT,
+    CHECKPOINT_VERSION,
+    load_encoder,
+    load_trained_encoder,
+    read_checkpoint,
+    write_checkpoint,
+)
 from protonet.episodes.samplers.batch import make_row_reader
+from tests.episodes.cases import make_plan
 
 COLOUR = "`dim` must be the square of a side of 16 pixels or more, or three times that"
 REMEDY = r"Use the mlp, or square grey or RGB images\."
@@ -185,3 +209,133 @@ def test_a_training_step_changes_no_statistics() -> None:
     before = deepcopy(network.state_dict())
     network(rows(5, GREY)).sum().backward()
     assert all(torch.equal(before[name], after) for name, after in network.state_dict().items())
+
+
+PIXELS = 9  #: The pixels per side of an image.
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def images(n: int, channels: int = 1) -> torch.Tensor:
+    return torch.rand(n, channels * PIXELS * PIXELS, generator=generator())
+
+
+def test_warped_images_equal_scipys() -> None:
+    x, maps = images(6), draw_affine_maps(6, generator())
+    centres = (2 * torch.arange(PIXELS).double() + 1) / PIXELS - 1
+    down, right = torch.meshgrid(centres, centres, indexing="ij")
+    for image, matrix, warped in zip(x, maps.double(), warp_images(x, maps), strict=True):
+        source = matrix @ torch.stack([right, down, torch.ones_like(right)]).flatten(1)  # (2, pixels)
+        positions = ((source + 1) * PIXELS - 1) / 2
+        slow = map_coordinates(
+            image.reshape(PIXELS, PIXELS).numpy(), positions.flip(0).numpy(), order=1, mode="grid-constant"
+        )
+        torch.testing.assert_close(warped, torch.from_numpy(slow).float(), atol=1e-5, rtol=0)
+
+
+def test_the_channels_of_an_image_move_together() -> None:
+    x, maps = images(5, channels=3), draw_affine_maps(5, generator(), flip=True)
+    one_by_one = [warp_images(channel, maps) for channel in x.split(PIXELS * PIXELS, dim=1)]
+    torch.testing.assert_close(warp_images(x, maps), torch.cat(one_by_one, dim=1))
+
+
+def test_half_of_the_affine_maps_swap_left_and_right() -> None:
+    plain, maps = draw_affine_maps(2000, generator()), draw_affine_maps(2000, generator(), flip=True)
+    signs = maps[:, :, 0] / plain[:, :, 0]
+    assert torch.equal(signs[:, 0], signs[:, 1])
+    assert torch.equal(maps[:, :, 1:], plain[:, :, 1:])
+    assert signs.abs().unique().tolist() == [1]
+    assert abs(float(signs[:, 0].mean())) < 4 / math.sqrt(2000)
+
+
+def test_the_shape_of_an_image_is_inferred_from_the_number_of_features() -> None:
+    for dim, shape in [(784, (1, 28, 28)), (21168, (3, 84, 84)), (1, (1, 1, 1)), (3, (3, 1, 1)), (640, None)]:
+        assert infer_image_shape(dim) == shape
+
+
+@pytest.mark.parametrize("images_too", [True, False])
+def test_a_row_is_augmented_alike_in_any_part_of_the_batch(images_too: bool) -> None:
+    x = images(6)
+    spread = None if images_too else torch.linspace(0, 2, PIXELS * PIXELS)
+    full = augment_rows(x, spread, generator(), n=6)
+    torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), full[2:5])
+    if spread is not None:
+        assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
+        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION_LIMITS.noise_std) < 0.03
+
+
+def test_affine_maps_stay_within_the_recipe() -> None:
+    maps = draw_affine_maps(5000, generator())
+    assert float(maps[..., 2].abs().max()) <= AUGMENTATION_LIMITS.max_shift
+    areas = torch.linalg.det(maps[..., :2]).log()
+    assert (
+        0.9 * 2 * AUGMENTATION_LIMITS.max_stretch
+        < float(areas.abs().max())
+        <= 2 * AUGMENTATION_LIMITS.max_stretch + 1e-6
+    )
+    turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
+    assert 0.99 * AUGMENTATION_LIMITS.max_rotation < float(turns.abs().max()) <= AUGMENTATION_LIMITS.max_rotation + 1e-6
+    assert abs(float(turns.mean())) < 4 * AUGMENTATION_LIMITS.max_rotation / math.sqrt(3 * 5000)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rgb_images_are_flipped_and_grey_ones_are_not(channels: int) -> None:
+    x = images(20, channels)
+    expected = warp_images(x, draw_affine_maps(20, generator(), flip=channels == 3))
+    assert torch.equal(augment_rows(x, None, generator(), n=20), expected)
+
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=torch.int64)}
+
+
+def write(path: Path) -> Path:
+    encoder = make_backbone("mlp", 8, torch.Generator().manual_seed(0))
+    tensors = {f"best.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    write_checkpoint(path, tensors | TENSORS, {"plan": asdict(make_plan(dim=8))})
+    return path
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
+    tensors, metadata = read_checkpoint("path", path)
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
+    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], CHECKPOINT_VERSION)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_load_encoder(tmp_path: Path) -> None:
+    x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
+    encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
+    assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
+    assert load_trained_encoder(tmp_path / "x.safetensors", torch.clone).plan == make_plan(dim=8)
+    assert not encoder.training
+    assert not encoder(x).requires_grad
+    with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):
+        load_encoder(tmp_path / "x.safetensors", dim=9)
+
+
+def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
+    full = write(tmp_path / "whole").read_bytes()
+    (tmp_path / "truncated").write_bytes(full[: len(full) // 2])
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("no tensors in here, but some words")
+    save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {CHECKPOINT_FORMAT: '{"version": "2"}'})
+    save_file({"a": torch.zeros(1)}, tmp_path / "list", {CHECKPOINT_FORMAT: "[1]"})
+    for name in ("truncated", "empty", "text", "foreign", "other", "list", "missing", "."):
+        with pytest.raises(ValueError, match=r"^`path` must be a checkpoint of .*; got /.*\) *\. Pass"):
+            load_encoder(tmp_path / name)
+
+
+def test_checkpoints_of_other_versions_are_refused(tmp_path: Path) -> None:
+    for version in (CHECKPOINT_VERSION - 1, CHECKPOINT_VERSION + 1):
+        header = {"version": version, "library": "9.0"}
+        save_file({"a": torch.zeros(1)}, tmp_path / "new", {CHECKPOINT_FORMAT: json.dumps(header)})
+        message = rf"be of version {CHECKPOINT_VERSION}; got .* of version {version}, by .*9\.0\."
+        with pytest.raises(ValueError, match=message):
+            read_checkpoint("path", tmp_path / "new")

@@ -1,4 +1,10 @@
+"""Episodes of a fixed split, of generalized few-shot learning, and of Meta-Dataset."""
+
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +15,13 @@ from scipy.stats import chisquare
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.batch import make_row_reader, summarize_base_classes
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates, group_equal_rows
-from protonet.episodes.samplers.sampler import EMPTY_SLOT
+from protonet.episodes.samplers.meta_dataset import MetaDataset, read_class_groups
+from protonet.episodes.samplers.sampler import EMPTY_SLOT, RandomStream, RowPool, sample_uniform_by_episode
 from protonet.errors import InputError
-from protonet.sampling import index_classes
+from protonet.sampling import ClassIndex, index_classes, list_class_rows
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -131,3 +140,191 @@ def test_small_classes_give_all_that_they_have() -> None:
     draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
     assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
     assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
+
+
+SORTED_GENERATOR = torch.Generator().manual_seed(0)
+SORTED_LABELS = torch.arange(9).repeat_interleave(torch.tensor([11, 7, 12, *[9] * 6]))
+SORTED_X = torch.randn(9, 4, generator=SORTED_GENERATOR)[SORTED_LABELS] + 0.8 * torch.randn(
+    len(SORTED_LABELS), 4, generator=SORTED_GENERATOR
+)
+
+
+def join(
+    labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: EpisodeConfig
+) -> tuple[GeneralizedSampler, RowPool, ClassIndex]:
+    """Make generalized episodes of which the first classes are base; return them, their rows, and the base rows."""
+    full, names = index_classes(labels), tuple("abcdefghi")
+    base, novel = (full.select_classes(torch.arange(n_base)), full.select_classes(torch.arange(n_base, len(full.size))))
+    learned, queries = GeneralizedSampler(setting).hold_out(base, names)
+    means = summarize_base_classes(make_row_reader(x), learned).class_means
+    of_novel, of_base = (RowPool(x, make_row_reader(x), index, index) for index in (novel, queries))
+    sampler, pool = GeneralizedSampler(setting).join_base(of_novel, of_base, means)
+    return sampler, pool, learned
+
+
+KIND, POOL, LEARNED = join(SORTED_LABELS, SORTED_X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=3))
+ROWS, SORTED_INDEX, SOURCES = POOL.x, POOL.by_class, POOL.dataset_rows
+
+
+def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost() -> None:
+    for part in range(3):
+        mine = SORTED_X[part == SORTED_LABELS]
+        is_query = torch.arange(len(mine)) % 5 == 4
+        rows = ROWS[SORTED_INDEX.start[part] : SORTED_INDEX.start[part] + SORTED_INDEX.size[part]]
+        assert torch.allclose(rows[0], mine[~is_query].mean(dim=0), atol=1e-6)
+        assert torch.equal(rows[1:], mine[is_query])
+    assert torch.equal(ROWS[SORTED_INDEX.start[3] :], SORTED_X[SORTED_LABELS >= 3])
+    assert torch.equal(SORTED_LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
+    assert torch.equal(SORTED_X[SOURCES.rows[SOURCES.start[3] :]], ROWS[SORTED_INDEX.start[3] :])
+    for part, learned in enumerate(list_class_rows(LEARNED)):
+        queries = list_class_rows(SOURCES)[part][1:]
+        assert sorted(torch.cat([learned, queries]).tolist()) == SORTED_LABELS.eq(part).nonzero().flatten().tolist()
+
+
+@given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(1, 4))
+def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed: int, first: int, n: int) -> None:
+    draw = KIND.sample(SORTED_INDEX, seed=seed, first=first, n_episodes=n)
+    novel = SORTED_INDEX.select_classes(torch.arange(3, 9))
+    plain = KIND.novel.sample(novel, seed=seed, first=first, n_episodes=n)
+    assert torch.equal(draw.support[:, 3:], plain.support)
+    assert torch.equal(draw.query[:, 3:, : plain.query.shape[2]], plain.query)
+    assert (draw.support[:, :3, 0] == SORTED_INDEX.start[:3]).all()
+    assert (draw.support[:, :3, 1:] < 0).all()
+    for part in range(3):
+        is_query = draw.query[:, part]
+        assert (is_query > SORTED_INDEX.start[part]).sum() == n * min(3, int(SORTED_INDEX.size[part]) - 1)
+        assert (is_query < SORTED_INDEX.start[part] + SORTED_INDEX.size[part]).all()
+
+
+def test_scores_equal_a_slow_loop() -> None:
+    """The slow loop finds the nearest mean among base and novel classes, one query at a time."""
+    scores = evaluate(ROWS, SORTED_INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
+    for position in range(20):
+        draw = KIND.sample(SORTED_INDEX, seed=2, first=position, n_episodes=1)
+        supports = [part[part >= 0] for part in draw.support[0]]
+        means = [ROWS[part].mean(dim=0) for part in supports if len(part)]
+        right: dict[bool, list[bool]] = {True: [], False: []}
+        for label, part in enumerate(draw.query[0]):
+            for row in part[part >= 0]:
+                nearest = min(range(len(means)), key=lambda c: float(torch.dist(ROWS[row], means[c])))
+                right[label < 3].append(nearest == label)
+        base, novel = (sum(right[side]) / len(right[side]) for side in (True, False))
+        assert float(scores.base[position]) == pytest.approx(base)
+        assert float(scores.novel[position]) == pytest.approx(novel)
+        assert float(scores.harmonic[position]) == pytest.approx(
+            2 * base * novel / (base + novel) if base + novel else 0
+        )
+        both = right[True] + right[False]
+        assert float(scores.accuracy[position]) == pytest.approx(sum(both) / len(both))
+
+
+def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
+    for kind, message in [
+        (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
+        (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
+        (replace(KIND, novel=EpisodeConfig(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            kind.validate(SORTED_INDEX, tuple("abcdefghi"))
+
+
+def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
+    labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
+    _, pool, _ = join(labels, x, 1, EpisodeConfig())
+    assert torch.equal(pool.x[:2], x[:2])
+    assert pool.by_class.size.tolist() == [2, 3]
+    message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
+    with pytest.raises(InputError, match=message):
+        join(labels[1:], x[1:], 1, EpisodeConfig())
+
+
+META_GENERATOR = torch.Generator().manual_seed(0)
+SIZE = torch.randint(2, 300, (70,), generator=META_GENERATOR)
+META_LABELS = torch.arange(70).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=META_GENERATOR)]
+META_INDEX = index_classes(META_LABELS)
+GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 70))))
+SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
+
+
+def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
+    """Draw an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
+
+    def uniform(stream: RandomStream, *shape: int) -> list[float]:
+        indices = sample_uniform_by_episode(seed, stream, index, (1, *shape))
+        return [float(item) for item in indices.flatten()]
+
+    groups = setting.groups or (tuple(range(70)),)
+    group = groups[int(uniform(RandomStream.GROUP)[0] * len(groups))]
+    maximum = min(50, len(group))
+    way = maximum if setting.all_of_group else 5 + int(uniform(RandomStream.WAY)[0] * (maximum - 5 + 1))
+    left, classes = list(group), []
+    for position in uniform(RandomStream.CLASS, 50)[:way]:
+        classes.append(left.pop(int(position * len(left))))
+    images = [int(SIZE[c]) for c in classes]
+    n_query = min(10, *(count // 2 for count in images))
+    remaining = [count - n_query for count in images]
+    beta = uniform(RandomStream.SHOT)[0]
+    total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
+    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(RandomStream.SIZE, 50)[:way]]
+    weights = [math.exp(alpha) * count for alpha, count in zip(alphas, images, strict=True)]
+    fractions = zip([weight / sum(weights) for weight in weights], remaining, strict=True)
+    return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
+
+
+def test_counts_equal_the_papers_equations() -> None:
+    for setting in SETTINGS:
+        draw = setting.sample(META_INDEX, seed=4, first=7, n_episodes=40)
+        _, queries = setting.count(META_INDEX, seed=4, n_episodes=47)
+        for at, index in enumerate(range(7, 47)):
+            classes, n_query, shots = describe_slowly(setting, 4, index)
+            way = len(classes)
+            assert [int(META_LABELS[part[0]]) for part in draw.support[at][:way]] == classes
+            assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
+            assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
+            assert int(queries[index]) == n_query * way
+
+
+def test_groups_are_nodes_of_a_tree(tmp_path: Path) -> None:
+    """A node is a group if it has several children, and neither too few nor too many classes."""
+    lines = ["root animal", "root thing", "animal mammal", "animal bird", "only animal", "thing cup"]
+    lines += [f"mammal m{c}" for c in range(5)] + [f"bird b{c}" for c in range(4)] + ["bird m0"]
+    lines += [f"far f{c}" for c in range(400)] + ["root far"]
+    path = tmp_path / "is_a.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    names = [f"m{c}" for c in range(5)] + [f"b{c}" for c in range(4)] + ["cup"]
+    # animal: 9 classes; bird: 5 with m0; mammal: 5; root: 10; thing has one child.
+    nine, bird, mammal = tuple(range(9)), (0, 5, 6, 7, 8), (0, 1, 2, 3, 4)
+    assert read_class_groups(str(path), names) == ((nine, bird, mammal, tuple(range(10))), True)
+    more = [*names, *(f"f{c}" for c in range(400))]
+    groups, _ = read_class_groups(str(path), more)
+    assert groups == (nine, bird, mammal)
+
+
+def test_files_that_are_no_hierarchy_are_refused(tmp_path: Path) -> None:
+    for text, message in [
+        ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
+        ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
+        ("a c0\n", "have all classes, by name; got none for 'c1'"),
+        ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most"),
+        (None, "be names, or a file that can be read; got "),
+    ]:
+        path = tmp_path / ("tree.txt" if text else "absent.txt")
+        path.write_text(text, encoding="utf-8") if text else None
+        with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
+            read_class_groups(str(path), ["c0", "c1", "c2"])
+
+
+def test_data_that_meta_dataset_cannot_sample_are_refused() -> None:
+    for setting, labels, message in [
+        (MetaDataset(), torch.arange(4).repeat(3), "`classes` must be 5 or more, as Meta-Dataset's .* have; got 4"),
+        (MetaDataset(), torch.arange(9) % 5, r"`classes` must have 2 rows \(shot \+ query\); got class '4' with 1"),
+        (MetaDataset(((0, 1, 2, 3),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
+        (MetaDataset(((0, 1, 2, 3, 9),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))
+
+
+def test_names_without_superclasses() -> None:
+    with pytest.raises(InputError, match="be in the names of all classes; got 'b' without a superclass"):
+        read_class_groups("names", ["a/b", "b"])

@@ -39,7 +39,7 @@ from protonet.episodes.training.tasks import (
 )
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
-from tests.episodes.meta_cases import SIDES, make_data, save_data
+from tests.episodes.cases import SIDES, make_data, save_data
 
 GENERATOR = torch.Generator()
 run_train = SUBCOMMANDS["train"].run
