@@ -1,14 +1,8 @@
-"""Load published image benchmarks of few-shot learning from the folders, lists or pickles of their releases.
+"""Published picture data sets of few-shot learning, read from the folders, lists or pickles of their releases.
 
-Each loader takes the folder of the release, and the pixels per side to resize pictures to: an int >= 1, or None for the
-size of the papers. Each loader returns a data set from `protonet.datasets.pictures.load_pictures`, whose rows are
-memory-mapped from a cached file, so that hardly any of them are in memory. On the disk, this file takes 1.3 GB for
-mini-ImageNet, 16.5 GB for tiered-ImageNet (whose pickles are first read into memory), 0.2 GB each for CIFAR-FS and
-FC100, and 0.25 GB for CUB.
-
-A loader raises a MissingPackageError without Pillow, and an InputTypeError if the size is not a number. It raises an
-InputError if the folder has none of the published layouts, a file is missing or cannot be read, or a class is on two
-sides of the split.
+`load_benchmark` reads them by name; the guide (docs/how-to/few-shot-data.md) lists the names and the layouts of files.
+The cached pixels take 1.3 GB on the disk for mini-ImageNet, 16.5 GB for tiered-ImageNet (whose pickles are first read
+into memory), 0.2 GB each for CIFAR-FS and FC100, and 0.25 GB for CUB.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from protonet._text import shorten_list
@@ -42,7 +36,6 @@ from protonet.datasets.pictures import (
 from protonet.embeddings.pictures.reading import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
-META_DATASET_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
 #: A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have all.
 MIN_PRESENT_CLASS_FRACTION = 0.9
 
@@ -78,11 +71,6 @@ def read_class_lists() -> dict[str, ClassList]:
         name: ClassList(**{"children": {}, **entry, **{side: tuple(entry[side]) for side in SPLIT_SIDES}})
         for name, entry in entries.items()
     }
-
-
-def meta_dataset_keys() -> list[str]:
-    """List the names of Meta-Dataset's data sets, such as "meta-dtd"."""
-    return [name for name in read_class_lists() if name.startswith(META_DATASET_PREFIX)]
 
 
 def format_class_lists() -> str:
@@ -127,31 +115,6 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Pic
         return make_layout(pictures.split(known.side_of))
 
     return detect
-
-
-def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load one of Meta-Dataset's data sets from plain folders, ``root/CLASS/*.jpg``, with its split by class.
-
-    Args:
-        key: The name of the data set's class list, such as ``meta-dtd``; `meta_dataset_keys` lists all names.
-        root: The folder of the classes. A class's folder has its name on the list, except for case and punctuation:
-            ``F-16A/B`` may be ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
-        size: Pixels per side to resize pictures to, >= 1; None for 84.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
-
-    Raises:
-        MissingPackageError: Pillow is missing.
-        InputTypeError: The size is not a number.
-        InputError: There is no such list, one of its classes has no folder, or a file cannot be read.
-
-    Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
-        https://arxiv.org/abs/1903.03096, and the lists of its code.
-    """
-    if key not in meta_dataset_keys():
-        raise_input_error("key", f"be one of {', '.join(meta_dataset_keys())}", repr(key), "Pick a listed one.")
-    return load_pictures(locate_benchmark(key, root), size)
 
 
 def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
@@ -280,7 +243,8 @@ BENCHMARKS = {
 def locate_benchmark(key: str, root: str | Path) -> ImageSet:
     """Find the pictures of a published benchmark in the folder ``root``, in the first published layout that matches.
 
-    ``key`` is a key of ``BENCHMARKS`` or a name in `meta_dataset_keys`. An InputError is raised if no layout matches.
+    ``key`` is a key of ``BENCHMARKS`` or the name of a class list of Meta-Dataset. Without a layout, an InputError is
+    raised.
     """
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
@@ -297,136 +261,22 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
     return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=benchmark.size)
 
 
-def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load mini-ImageNet from the folder ``root``, in one of its published layouts.
-
-    - ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
-    - ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
-    - ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
-    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
-    - ``root/CLASS/*.jpg``, split by the class list of Ravi and Larochelle.
-
-    Classes of train, val and test are base, validation and novel.
-
-    Args:
-        root: The folder of the release.
-        size: Pixels per side to resize pictures to, >= 1; None for 84.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
-
-    Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
-        split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
-        al. (2018), https://arxiv.org/abs/1803.00676; Gidaris and Komodakis (2018), https://arxiv.org/abs/1804.09458.
-    """
-    return load_pictures(locate_benchmark("mini-imagenet", root), size)
-
-
-def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load tiered-ImageNet from the folder ``root``, in one of its published layouts.
-
-    - ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``; likewise ``val`` and ``test``;
-    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
-    - ImageNet's own ``root/train/SYNSET`` or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and
-      ``test.csv`` if they are there, otherwise by the class list of this library.
-
-    Classes of train, val and test are base, validation and novel. The colour channels of NPZ files are not reordered:
-    blue is first if OpenCV wrote the file.
-
-    Arguments and result are as in `load_mini_imagenet`.
-
-    Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
-        https://arxiv.org/abs/1803.00676.
-    """
-    return load_pictures(locate_benchmark("tiered-imagenet", root), size)
-
-
-def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CIFAR-FS from the folder ``root``, in one of its published layouts.
-
-    - ``root/data/CLASS/*.png`` with the lists ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``;
-    - ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
-    - all classes of CIFAR-100 as folders in ``root`` or ``data``, or in ``train`` and ``test``, which are joined;
-    - ``root/meta-train/CLASS/*.png``, ``meta-val`` and ``meta-test``.
-
-    Classes of train, val and test are base, validation and novel.
-
-    Arguments and result are as in `load_mini_imagenet`, but None is a ``size`` of 32.
-
-    Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
-        https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
-    """
-    return load_pictures(locate_benchmark("cifar-fs", root), size)
-
-
-def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load FC100 from the folder ``root``, in one of its published layouts.
-
-    - ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``;
-    - all classes of CIFAR-100 as folders in ``root`` or ``data``, or in ``train`` and ``test``, which are joined;
-    - ``root/train/CLASS/*.png``, ``val`` and ``test``.
-
-    Classes of train, val and test are base, validation and novel.
-
-    Arguments and result are as in `load_mini_imagenet`, but None is a ``size`` of 32.
-
-    Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
-        (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
-    """
-    return load_pictures(locate_benchmark("fc100", root), size)
-
-
-def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CUB-200-2011 from the folder ``root``, in one of its published layouts.
-
-    - ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or with
-      ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
-    - ``root/images/CLASS/*.jpg`` with ``images.txt`` and ``image_class_labels.txt``, as in the authors' archive. The
-      rule of Chen et al. splits the classes in the order of their names: every other class is base, the remaining ones
-      are validation and novel in turn;
-    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
-    - ``root/CLASS/*.jpg``, split by the class list of this library.
-
-    Pictures are not cropped. Arguments and result are as in `load_mini_imagenet`; ``root`` is the folder
-    ``CUB_200_2011`` of the archive, or the folder above it.
-
-    Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
-        classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
-    """
-    return load_pictures(locate_benchmark("cub", root), size)
-
-
 OMNIGLOT_BACKGROUND, OMNIGLOT_EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
 #: At least this fraction of the characters in the folder ``OMNIGLOT_BACKGROUND`` is for validation. Our own choice.
 OMNIGLOT_VALIDATION_FRACTION = 0.2
 
 
-def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
-    """Load Omniglot from ``root/images_background/ALPHABET/CHARACTER/*.png`` and ``root/images_evaluation/...``.
-
-    A class is a character. The characters of ``images_evaluation`` are novel classes, and those of
-    ``images_background`` base classes, except for the last alphabets by name, which are validation classes: as many
-    alphabets as together have a fifth of the characters.
-
-    Args:
-        root: The folder with both folders, or with a folder ``omniglot-py`` that has both.
-        size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1; None for 28.
-        rotations: Whether to add the rotations of each character by 90, 180 and 270 degrees as three further classes,
-            on the character's side of the split. This gives 6,492 classes instead of 1,623.
-
-    Returns:
-        A data set of grey pixels, uint8 in [0, 255], ink being 255 (see `protonet.datasets.pictures.load_pictures`).
-        Classes are named "ALPHABET/characterNN", followed by " rot090", " rot180" or " rot270" for rotations.
-
-    Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
-        (2015). https://github.com/brendenlake/omniglot. Rotations: Santoro et al., "Meta-learning with memory-augmented
-        neural networks" (2016), sec. 4.1; Snell et al. (2017), sec. 3.1.
-    """
-    return load_pictures(locate_omniglot(root, rotations=rotations), size)
-
-
 def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
-    """Find the pictures of Omniglot without reading them; arguments and errors are as in `load_omniglot`."""
+    """Find the drawings of Omniglot, which are grey, ink being 255, without reading them.
+
+    A class is a character, named "ALPHABET/characterNN". The characters of ``images_evaluation`` are novel classes, and
+    those of ``images_background`` base classes, except for the last alphabets by name, which are validation classes: as
+    many alphabets as together have a fifth of the characters.
+
+    With ``rotations``, the rotations of each character by 90, 180 and 270 degrees are three further classes on its side
+    of the split, whose names end in " rot090" and so on: 6,492 classes instead of 1,623. ``root`` has both folders, or
+    a folder ``omniglot-py`` that has both.
+    """
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
     background = _list_omniglot_characters(home / OMNIGLOT_BACKGROUND)
@@ -452,7 +302,9 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
             sides += [side] * len(images)
     pictures = LabelledPictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
-    return ImageSet(name="omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, variant=variant)
+    return ImageSet(
+        name="omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, is_ink=True, variant=variant
+    )
 
 
 def _list_omniglot_characters(folder: Path) -> list[Path]:
@@ -463,3 +315,48 @@ def _list_omniglot_characters(folder: Path) -> list[Path]:
         got = f"{folder} without characters" if folder.is_dir() else f"no folder {folder}"
         raise_input_error("root", constraint, got, "Unpack both archives there, or in omniglot-py.")
     return characters
+
+
+#: For each published picture data set, a function that finds its pictures in a folder.
+PICTURE_LOCATORS: Mapping[str, Callable[[str | Path], ImageSet]] = {
+    **{key: partial(locate_benchmark, key) for key in BENCHMARKS},
+    **{key: partial(locate_benchmark, key) for key in read_class_lists() if key.startswith("meta-")},
+    "omniglot": locate_omniglot,
+    "omniglot-rotations": partial(locate_omniglot, rotations=True),
+}
+
+
+def load_benchmark(key: str, root: str | Path, *, size: int | None = None) -> Dataset:
+    """Load a published picture data set with its split by class, in any of its published layouts.
+
+    Args:
+        key: ``mini-imagenet``, ``tiered-imagenet``, ``cub``, ``cifar-fs``, ``fc100``, ``omniglot``,
+            ``omniglot-rotations``, or a data set of Meta-Dataset such as ``meta-dtd``.
+        root: The folder that the authors' archive unpacks to, or the folder of the classes. A class's folder has its
+            name on the class list, except for case and punctuation: ``F-16A/B`` may be ``F-16A_B``.
+        size: Pixels per side to resize pictures to, >= 1; None for the size of the papers: 84, 32 for CIFAR-100, 28
+            for Omniglot.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+        Classes of train, val and test are base, validation and novel. Pictures of CUB are not cropped. The channels of
+        tiered-ImageNet's NPZ files are not reordered: blue is first if OpenCV wrote the file.
+
+    Raises:
+        MissingPackageError: Pillow is missing.
+        InputTypeError: The size is not a number.
+        InputError: There is no such data set, the folder has none of its layouts, a file is missing or cannot be read,
+            or a class is on two sides of the split.
+
+    Source: mini-ImageNet, Vinyals et al. (2016), https://arxiv.org/abs/1606.04080, split of Ravi and Larochelle (2017),
+        pickles of Ren et al. (2018) and Gidaris and Komodakis (2018), https://arxiv.org/abs/1804.09458;
+        tiered-ImageNet, Ren et al. (2018), https://arxiv.org/abs/1803.00676; CIFAR-FS, Bertinetto et al. (2019),
+        https://arxiv.org/abs/1805.08136; FC100, Oreshkin et al. (2018), https://arxiv.org/abs/1805.10123; pickles of
+        both, Lee et al. (2019), https://arxiv.org/abs/1904.03758; CUB-200-2011, Wah et al. (2011), split of Chen et al.
+        (2019), https://arxiv.org/abs/1904.04232; Omniglot, Lake et al. (2015), https://github.com/brendenlake/omniglot,
+        rotations of Santoro et al. (2016) and Snell et al. (2017), sec. 3.1; Meta-Dataset, Triantafillou et al. (2020),
+        https://arxiv.org/abs/1903.03096.
+    """
+    if key not in PICTURE_LOCATORS:
+        raise_input_error("key", f"be one of {', '.join(PICTURE_LOCATORS)}", repr(key), "Pick a listed one.")
+    return load_pictures(PICTURE_LOCATORS[key](root), size)

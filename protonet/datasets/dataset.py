@@ -32,8 +32,8 @@ MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 class Dataset(NamedTuple):
     """A data set: rows of features, the class of each row and, if there is a split, the side of each class."""
 
-    #: Features (n, dim), float32. Features that are memory-mapped from a file (see `map_npz`) may have another floating
-    #: dtype, and must not be written to. Pixels may be uint8 in [0, 255]: `get_rows` returns them divided by 255.
+    #: Features (n, dim), float32. Features that are memory-mapped from a file (see `load_npz`) may have another
+    #: floating dtype, and must not be written to. Pixels may be uint8 in [0, 255]: `get_rows` divides them by 255.
     x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
@@ -80,23 +80,6 @@ class Dataset(NamedTuple):
         sides = None if self.sides is None else tuple(self.sides[c] for c in class_ids)
         names = tuple(self.class_names[c] for c in class_ids)
         return Dataset(self.x[rows], renumbered[self.y[rows]], names, sides, shape=self.shape)
-
-    def select_side(self, side: str) -> Dataset:
-        """Copy the rows of the classes on one side of the split.
-
-        Args:
-            side: One of ``SPLIT_SIDES``.
-
-        Returns:
-            A data set of these classes and their rows, both in the same order as in this data set.
-
-        Raises:
-            InputError: There is no split, or no class on the side.
-        """
-        if self.sides is None or side not in self.sides:
-            got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
-            raise_input_error("side", "be a side that has classes", got, "Pick another side or more classes.")
-        return self.select_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
 
     def get_rows(self, rows: Tensor) -> Tensor:
         """Copy rows by their indices.

@@ -1,4 +1,4 @@
-"""Loaders of your own data, from a folder of images by class, an NPZ file or a CSV file; and scikit-learn's digits.
+"""Loaders of your own data, from an NPZ file or a CSV file; and scikit-learn's digits.
 
 No loader unpickles anything.
 """
@@ -20,84 +20,10 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from protonet._text import shorten_list
-from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.embeddings.pictures.reading import list_images, list_visible_folders, open_image
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import ARRAY_READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_delimited_rows
-
-
-def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
-    """Load images from a folder with one folder per class: ``folder/class/*.png`` (or any other common format).
-
-    Args:
-        folder: A folder with one folder per class; hidden folders are ignored.
-        size: Pixels per side to resize every image to; None keeps the size, which all images must share.
-        colour: Whether to keep red, green and blue; otherwise images are converted to grey.
-
-    Returns:
-        One row per image, of ``channels * height * width`` values in [0, 1], in this order of the axes. There are 3
-        channels with ``colour``, else 1. Rows are in the sorted order of classes, then of files.
-
-    Raises:
-        MissingPackageError: Pillow is missing.
-        InputTypeError: The size is not a number.
-        InputError: There is no such folder, it has fewer than two classes, a class has no images, a file is not an
-            image, or images differ in size.
-    """
-    folder = Path(folder)
-    if size is not None:
-        size = check_int("size", size, low=1)
-    classes = list_visible_folders(folder)
-    if not classes:
-        remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
-        got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
-        raise_input_error("folder", "hold one folder per class", got, remedy)
-    with optional_packages(install="pip install pillow"):
-        from PIL import Image  # noqa: PLC0415 - optional
-    rows, labels, first_size = [], [], None
-    for class_folder in classes:
-        for path in list_images("folder", class_folder):
-            image = open_image("folder", path).convert("RGB" if colour else "L")
-            image = image if size is None else image.resize((size, size), Image.Resampling.BOX)
-            first_size = first_size or image.size
-            if image.size != first_size:
-                got = f"{image.size} in {path} after {first_size}"
-                raise_input_error("folder", "hold images of one size", got, "Pass size=28 to resize them.")
-            pixels = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
-            rows.append(pixels.transpose(2, 0, 1))  # (channels, height, width)
-            labels.append(class_folder.name)
-    x = torch.from_numpy(np.stack(rows)).float().div_(255)  # (n, channels, height, width)
-    return make_dataset("folder", x, labels)._replace(shape=rows[0].shape)
-
-
-def load_npz(path: str | Path) -> Dataset:
-    """Load features and labels from an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
-
-    Args:
-        path: A file of ``numpy.savez``, with
-
-            - ``x`` (n, ...), real features;
-            - ``y`` (n,), the class of each row, as integers or strings;
-            - perhaps ``split`` (n,), the side of each row's class: "base", "validation" or "novel", or "train", "val"
-              (or "valid") or "test";
-            - perhaps ``maps`` (3,), channels, height and width, if each row is the feature maps of a network.
-
-            Strings may be bytes in UTF-8.
-
-    Returns:
-        A data set of the rows, flattened and not scaled. Integer classes are numbered in ascending order.
-
-    Raises:
-        InputError: There is no such file, it is not an NPZ file, ``x`` or ``y`` is missing, there are object arrays or
-            NaN, the lengths of the arrays differ, or a class is on two sides.
-    """
-    arrays = read_arrays(Path(path), {"x", "y", "split", "maps"})
-    x = arrays["x"]
-    if x.dtype.kind not in "biuf" or x.ndim < 2:
-        raise_input_error("x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    return _make_npz_dataset(torch.from_numpy(x.astype(np.float32, copy=False)), arrays)
 
 
 def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
@@ -162,32 +88,46 @@ def _parse_float(cell: str, line: int) -> float:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
 
 
-MEMORY_MAPPED_DTYPES = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
+MEMORY_MAPPED_DTYPES = ("float16", "float32", "float64")  #: The dtypes of features that `load_npz` can memory-map.
 #: For each version of the NPY format, the function that reads the header of an array.
 NPY_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def map_npz(path: str | Path) -> Dataset:
-    """Load an NPZ file as `load_npz` does, but memory-map its features where possible instead of reading them.
+def load_npz(path: str | Path) -> Dataset:
+    """Load features and labels from an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
     Features are memory-mapped if ``x`` is as ``numpy.savez`` writes it: not compressed, in C order, and of dtype
-    float16, float32 or float64. The dtype is kept. Rows are read from the disk when they are used, and
-    `Dataset.release_memory` frees their memory. This function reads all rows once, block by block, to find NaN.
+    float16, float32 or float64. Rows are then read from the disk when they are used, and `Dataset.release_memory` frees
+    their memory. This function reads all rows once, block by block, to find NaN.
 
     Args:
-        path: As in `load_npz`. The file must not change while the data are in use.
+        path: A file of ``numpy.savez``, which must not change while the data are in use, with
+
+            - ``x`` (n, ...), real features;
+            - ``y`` (n,), the class of each row, as integers or strings;
+            - perhaps ``split`` (n,), the side of each row's class: "base", "validation" or "novel", or "train", "val"
+              (or "valid") or "test";
+            - perhaps ``maps`` (3,), channels, height and width, if each row is the feature maps of a network.
+
+            Strings may be bytes in UTF-8.
 
     Returns:
-        A data set of the rows, flattened and not scaled. Writing to a memory-mapped ``x`` would end the process.
+        A data set of the rows, flattened and not scaled; float32 unless memory-mapped. Integer classes are numbered in
+        ascending order. Writing to a memory-mapped ``x`` would end the process.
 
     Raises:
-        InputError: As in `load_npz`.
+        InputError: There is no such file, it is not an NPZ file, ``x`` or ``y`` is missing, there are object arrays or
+            NaN, the lengths of the arrays differ, or a class is on two sides.
     """
     path = Path(path)
-    x, mapping = memory_map_array(path) or (None, None)
-    if x is None:
-        return load_npz(path)
-    return _make_npz_dataset(x, read_arrays(path, {"y", "split", "maps"}), mapping)
+    mapped = memory_map_array(path)
+    arrays = read_arrays(path, {"y", "split", "maps"} | ({"x"} if mapped is None else set()))
+    if mapped is not None:
+        return _make_npz_dataset(mapped[0], arrays, mapped[1])
+    x = arrays["x"]
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        raise_input_error("x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
+    return _make_npz_dataset(torch.from_numpy(x.astype(np.float32, copy=False)), arrays)
 
 
 def memory_map_array(

@@ -81,12 +81,7 @@ class FontFace(NamedTuple):
 
 
 def load_glyphs(
-    *,
-    characters: Iterable[str] | None = None,
-    fonts: str | Path | None = None,
-    copies: int = 1,
-    min_faces: int = 8,
-    seed: int = 0,
+    *, characters: Iterable[str] | None = None, copies: int = 1, min_faces: int = 8, seed: int = 0
 ) -> Dataset:
     """Load a data set of printed characters: images of each character in every font face that has it.
 
@@ -98,7 +93,6 @@ def load_glyphs(
 
     Args:
         characters: The classes to keep; None for all letters, numbers, punctuation and symbols.
-        fonts: A folder with further font faces (``*.ttf``, ``*.otf``), searched with its subfolders.
         copies: Images per font face and character, >= 1, each distorted by another random affine map (jitter): up to 12
             degrees of rotation, 15 % of scale and shear, and 2 pixels of shift.
         min_faces: Characters that fewer font faces have are left out, >= 1.
@@ -112,13 +106,12 @@ def load_glyphs(
     Raises:
         MissingPackageError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
         InputTypeError: A count or the seed is not a number.
-        InputError: A count is out of range, ``fonts`` has no font faces, or fewer than two characters are in enough of
-            them.
+        InputError: A count is out of range, or fewer than two characters are in enough font faces.
     """
     copies = check_int("copies", copies, low=1)
     min_faces = check_int("min_faces", min_faces, low=1)
     seed = check_int("seed", seed, low=0)
-    faces = list_font_faces(fonts)
+    faces = list_font_faces()
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
@@ -128,7 +121,7 @@ def load_glyphs(
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
             got = f"{len(names)} of {len(set(known))}"
-            remedy = "Pass more characters, more fonts or a smaller min_faces."
+            remedy = "Pass more characters or a smaller min_faces."
             raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
         return LabelledPictures(images, labels).split(side_of)
@@ -137,8 +130,9 @@ def load_glyphs(
     settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, seed])
     variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
     root, size = paths[0].parent, GLYPH_RENDERING.image_side
-    drawn = ImageSet(name="glyphs", root=root, files=paths, read=render, size=size, grey=True, variant=variant)
-    data = load_pictures(drawn)
+    data = load_pictures(
+        ImageSet(name="glyphs", root=root, files=paths, read=render, size=size, grey=True, is_ink=True, variant=variant)
+    )
     return data._replace(x=data.get_rows(torch.arange(len(data.y))), memory_map=None)
 
 
@@ -171,25 +165,15 @@ def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
     return tuple(sides[name] for name in names)
 
 
-def list_font_faces(fonts: str | Path | None = None) -> list[FontFace]:
-    """List font faces: matplotlib's DejaVu faces, sorted by name, then faces of ``fonts`` and subfolders, by path."""
+def list_font_faces() -> list[FontFace]:
+    """List the DejaVu font faces that come with matplotlib, sorted by name."""
     with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
-        from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
-    paths = sorted(Path(mpl.get_data_path(), "fonts", "ttf").glob("DejaVu*.ttf"))
-    if fonts is not None:
-        more = sorted(path for path in Path(fonts).rglob("*") if path.suffix.lower() in {".ttf", ".otf"})
-        if not more:
-            raise_input_error("fonts", "be a folder with TTF files", str(fonts), "Pass another folder.")
-        paths += more
+        from fontTools.ttLib import TTFont  # type: ignore[import-untyped]  # noqa: PLC0415
     faces = []
-    for path in paths:
-        try:
-            with path.open("rb") as opened, TTFont(opened, lazy=True) as font:
-                glyphs: dict[int, str] = font.getBestCmap() or {}
-        except (TTLibError, OSError) as error:
-            got = f"{path} ({type(error).__name__})"
-            raise_input_error("fonts", "hold fonts that can be read", got, "Remove that file.")
+    for path in sorted(Path(mpl.get_data_path(), "fonts", "ttf").glob("DejaVu*.ttf")):
+        with TTFont(path, lazy=True) as font:
+            glyphs: dict[int, str] = font.getBestCmap() or {}
         faces.append(FontFace(path, frozenset(chr(code) for code, glyph in glyphs.items() if glyph != ".notdef")))
     return faces
 

@@ -86,8 +86,8 @@ class ImageSet:
     read: Callable[[], LabelledPictures]
     """Returns the pictures with their classes. Reads lists and packed files if needed."""
     size: int  #: Pixels per side that the authors of the data set resize pictures to.
-    #: Whether pictures are drawings with one grey channel, 1 being ink, instead of red, green and blue.
-    grey: bool = False
+    grey: bool = False  #: Whether pictures have one grey channel instead of red, green and blue.
+    is_ink: bool = False  #: Whether grey pictures are drawings on white paper, of which 1 is to be ink and 0 paper.
     variant: str = ""  #: Distinguishes data sets made from the same files; part of the cached file's name.
 
     @property
@@ -179,7 +179,9 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
             return picture.transpose(2, 0, 1)
         image = open_picture(picture).convert("L" if image_set.grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
-        return 255 - pixels[None] if image_set.grey else pixels.transpose(2, 0, 1)  # the paper is white
+        if not image_set.grey:
+            return pixels.transpose(2, 0, 1)
+        return 255 - pixels[None] if image_set.is_ink else pixels[None]
 
     def decode_blocks() -> Iterator[np.ndarray]:
         threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)

@@ -14,16 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from protonet.datasets import (
-    Dataset,
-    load_cifar_fs,
-    load_cub,
-    load_fc100,
-    load_meta_dataset,
-    load_mini_imagenet,
-    load_omniglot,
-    load_tiered_imagenet,
-)
+from protonet.datasets import load_benchmark
 from protonet.datasets.benchmarks import (
     describe_class_list_difference,
     format_class_lists,
@@ -43,24 +34,24 @@ COUNTED = ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "
 META = ("meta-train", "meta-val", "meta-test")
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
 PHASES: dict[str, Any] = {"pattern": "miniImageNet_category_split_{}.pickle", "size": 84, "train": "train_phase_train"}
-#: For each layout: the loader, the function that writes the layout, the pixels per side, and the names of the classes.
-LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, Sequence[str]]] = {
-    "mini, lists": (load_mini_imagenet, trees.make_csv, 84, NAMES),
-    "mini, pickles of rows by class": (load_mini_imagenet, trees.make_cache, 84, NAMES),
-    "mini, pickles of labels": (load_mini_imagenet, partial(trees.make_numbered, **PHASES), 84, NUMBERS),
-    "mini, folders": (load_mini_imagenet, trees.make_folders, 84, NAMES),
-    "tiered, PNG": (load_tiered_imagenet, partial(trees.make_tiered, png=True), 84, NAMES),
-    "tiered, NPZ": (load_tiered_imagenet, partial(trees.make_tiered, png=False), 84, COUNTED),
-    "tiered, lists": (load_tiered_imagenet, trees.make_imagenet, 84, NAMES),
-    "tiered, folders": (load_tiered_imagenet, trees.make_folders, 84, NAMES),
-    "CUB, JSON": (load_cub, partial(trees.make_cub, split="json"), 84, BIRDS),
-    "CUB, CSV": (load_cub, partial(trees.make_cub, split="csv"), 84, BIRDS),
-    "CUB, folders": (load_cub, trees.make_folders, 84, NAMES),
-    "CIFAR-FS, lists": (load_cifar_fs, trees.make_cifar_fs, 32, NAMES),
-    "CIFAR-FS, pickles": (load_cifar_fs, partial(trees.make_numbered, pattern="CIFAR_FS_{}.pickle"), 32, NUMBERS),
-    "CIFAR-FS, folders": (load_cifar_fs, partial(trees.make_folders, names=META), 32, NAMES),
-    "FC100, pickles": (load_fc100, partial(trees.make_numbered, pattern="FC100_{}.pickle"), 32, NUMBERS),
-    "FC100, folders": (load_fc100, trees.make_folders, 32, NAMES),
+#: For each layout: the data set, the function that writes the layout, the pixels per side, and the classes' names.
+LAYOUTS: dict[str, tuple[str, Callable[[Path], Path], int, Sequence[str]]] = {
+    "mini, lists": ("mini-imagenet", trees.make_csv, 84, NAMES),
+    "mini, pickles of rows by class": ("mini-imagenet", trees.make_cache, 84, NAMES),
+    "mini, pickles of labels": ("mini-imagenet", partial(trees.make_numbered, **PHASES), 84, NUMBERS),
+    "mini, folders": ("mini-imagenet", trees.make_folders, 84, NAMES),
+    "tiered, PNG": ("tiered-imagenet", partial(trees.make_tiered, png=True), 84, NAMES),
+    "tiered, NPZ": ("tiered-imagenet", partial(trees.make_tiered, png=False), 84, COUNTED),
+    "tiered, lists": ("tiered-imagenet", trees.make_imagenet, 84, NAMES),
+    "tiered, folders": ("tiered-imagenet", trees.make_folders, 84, NAMES),
+    "CUB, JSON": ("cub", partial(trees.make_cub, split="json"), 84, BIRDS),
+    "CUB, CSV": ("cub", partial(trees.make_cub, split="csv"), 84, BIRDS),
+    "CUB, folders": ("cub", trees.make_folders, 84, NAMES),
+    "CIFAR-FS, lists": ("cifar-fs", trees.make_cifar_fs, 32, NAMES),
+    "CIFAR-FS, pickles": ("cifar-fs", partial(trees.make_numbered, pattern="CIFAR_FS_{}.pickle"), 32, NUMBERS),
+    "CIFAR-FS, folders": ("cifar-fs", partial(trees.make_folders, names=META), 32, NAMES),
+    "FC100, pickles": ("fc100", partial(trees.make_numbered, pattern="FC100_{}.pickle"), 32, NUMBERS),
+    "FC100, folders": ("fc100", trees.make_folders, 32, NAMES),
 }
 
 
@@ -72,8 +63,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_classes_and_sides(name: str, root: Path) -> None:
-    load, make, side, names = LAYOUTS[name]
-    data = load(make(root))
+    key, make, side, names = LAYOUTS[name]
+    data = load_benchmark(key, make(root))
     assert (data.shape, data.x.dtype) == ((3, side, side), torch.uint8)
     assert data.x.shape == (14, 3 * side * side)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == dict(zip(names, SIDES, strict=True))
@@ -85,16 +76,16 @@ def test_rows_classes_and_sides(name: str, root: Path) -> None:
     torch.testing.assert_close(pictures, colours[:, :, None].expand_as(pictures).float(), rtol=0, atol=3)
 
 
-@pytest.mark.parametrize("load", [load_mini_imagenet, load_tiered_imagenet, load_cub, load_cifar_fs, load_fc100])
-def test_a_folder_without_the_layout_is_refused(load: Callable[..., Dataset], root: Path) -> None:
+@pytest.mark.parametrize("key", ["mini-imagenet", "tiered-imagenet", "cub", "fc100"])
+def test_a_folder_without_the_layout_is_refused(key: str, root: Path) -> None:
     with pytest.raises(ValueError, match=r"^`root` must hold .*; got .*data with nothing\. Pass the folder"):
-        load(root)
+        load_benchmark(key, root)
     with pytest.raises(ValueError, match=r"got no folder .*absent"):
-        load(root / "absent")
+        load_benchmark(key, root / "absent")
 
 
 def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> None:
-    data = load_cub(trees.make_cub(root))
+    data = load_benchmark("cub", trees.make_cub(root))
     assert data.sides == ("base", "validation", "base", "novel", "base", "validation", "base")
     assert data.class_names[:2] == ("001.ant", "002.bee")
 
@@ -117,7 +108,7 @@ def test_bad_lists_of_cub_and_cifar_fs_are_refused(tmp_path: Path) -> None:
         home = trees.make_cub(root) / "CUB_200_2011" if is_cub else trees.make_cifar_fs(root) / "cifar100"
         (home / file).write_text(text)
         with pytest.raises(ValueError, match=f"^`root` must hold lists and pictures that can be read; .*{message}"):
-            (load_cub if is_cub else load_cifar_fs)(root)
+            load_benchmark("cub" if is_cub else "cifar-fs", root)
 
 
 @pytest.mark.parametrize(
@@ -134,20 +125,20 @@ def test_bad_lists_of_cub_and_cifar_fs_are_refused(tmp_path: Path) -> None:
 def test_bad_pickles_are_refused(root: Path, content: object, message: str | None) -> None:
     trees.dump(trees.make_numbered(root, "FC100_{}.pickle") / "FC100_val.pickle", content)
     if message is None:  # class 0 of the base classes is another one
-        assert load_fc100(root).class_names[-2:] == ("base 0", "validation 0")
+        assert load_benchmark("fc100", root).class_names[-2:] == ("base 0", "validation 0")
         return
     with pytest.raises(ValueError, match=f"^`root` must .*{message}"):
-        load_fc100(root)
+        load_benchmark("fc100", root)
     (root / "FC100_val.pickle").unlink()
     with pytest.raises(ValueError, match=r"got no .*FC100_val\.pickle\. Get all of them"):
-        load_fc100(root)
+        load_benchmark("fc100", root)
 
 
 def test_synsets_of_the_same_words_are_two_classes(root: Path) -> None:
     trees.make_tiered(root, png=True)
     labels = pickle.loads((root / "train_labels.pkl").read_bytes()) | {"label_specific_str": ["crane", "crane", "cat"]}
     trees.dump(root / "train_labels.pkl", labels)
-    assert load_tiered_imagenet(root).class_names[:3] == ("cat", "crane 0", "crane 1")
+    assert load_benchmark("tiered-imagenet", root).class_names[:3] == ("cat", "crane 0", "crane 1")
 
 
 @pytest.mark.parametrize("kind", ["compressed", "other", "damaged", "list"])
@@ -157,7 +148,7 @@ def test_bad_files_of_tiered_imagenet(root: Path, kind: str) -> None:
     images = np.zeros((4, 84, 84, 3), np.uint8)
     if kind == "compressed":  # it is read whole
         np.savez_compressed(path, images=images)
-        assert int(load_tiered_imagenet(root).x[6:10].max()) == 0
+        assert int(load_benchmark("tiered-imagenet", root).x[6:10].max()) == 0
         return
     if kind == "other":
         np.savez(path, x=images)
@@ -169,16 +160,16 @@ def test_bad_files_of_tiered_imagenet(root: Path, kind: str) -> None:
         trees.dump(root / "val_images_png.pkl", {})
         message = "a dict, not a list of PNG files"
     with pytest.raises(ValueError, match=f"^`root` must .*{message}"):
-        load_tiered_imagenet(root)
+        load_benchmark("tiered-imagenet", root)
     (root / "val_labels.pkl").unlink()
     with pytest.raises(ValueError, match=r"got no .*val_labels\.pkl"):
-        load_tiered_imagenet(root)
+        load_benchmark("tiered-imagenet", root)
 
 
 def test_rows_are_in_the_order_of_the_lists_of_mini_imagenet(root: Path) -> None:
     lines = (trees.make_csv(root) / "train.csv").read_text().splitlines()
     (root / "train.csv").write_text("\n".join(lines[::-1][:-1]))  # nor is the header needed
-    data = load_mini_imagenet(root, size=4)
+    data = load_benchmark("mini-imagenet", root, size=4)
     assert [data.class_names[label] for label in data.y.tolist()][:6] == ["cat", "cat", "bee", "bee", "ant", "ant"]
     assert data.sides == tuple(SIDES)
 
@@ -193,14 +184,14 @@ def test_bad_lists_of_mini_imagenet_are_refused(root: Path) -> None:
     ):
         (root / "val.csv").write_text(text)
         with pytest.raises(ValueError, match=f"^`root` must {message}"):
-            load_mini_imagenet(root)
+            load_benchmark("mini-imagenet", root)
     trees.make_csv(root)
     (root / "images" / "dog1.jpg").unlink()
     with pytest.raises(ValueError, match=r"`root` must hold its pictures; got no .*dog1\.jpg"):
-        load_mini_imagenet(root)
+        load_benchmark("mini-imagenet", root)
     (root / "val.csv").unlink()
     with pytest.raises(ValueError, match=r"hold lists and pictures that can be read; got .*val\.csv"):
-        load_mini_imagenet(root)
+        load_benchmark("mini-imagenet", root)
 
 
 BACKGROUND = {"Alpha": 4, "Beta": 3, "Gamma": 2, "Delta": 1}
@@ -226,7 +217,7 @@ def make_omniglot(root: Path) -> Path:
 @pytest.mark.parametrize("home", ["", "omniglot-py"])
 def test_rows_names_and_sides_of_omniglot(tmp_path: Path, home: str) -> None:
     make_omniglot(tmp_path / home)
-    data = load_omniglot(str(tmp_path), size=7)
+    data = load_benchmark("omniglot", str(tmp_path), size=7)
     assert (tuple(data.x.shape), data.x.dtype, data.shape) == ((24, 49), torch.uint8, (1, 7, 7))
     x = data.get_rows(torch.arange(24))
     assert data.class_names[:3] == ("Alpha/character01", "Alpha/character02", "Alpha/character03")
@@ -244,7 +235,7 @@ def test_rows_names_and_sides_of_omniglot(tmp_path: Path, home: str) -> None:
 
 def test_rotations_are_classes(tmp_path: Path) -> None:
     make_omniglot(tmp_path)
-    plain, data = load_omniglot(tmp_path, size=7), load_omniglot(tmp_path, size=7, rotations=True)
+    plain, data = load_benchmark("omniglot", tmp_path, size=7), load_benchmark("omniglot-rotations", tmp_path, size=7)
     assert data.num_classes == 4 * plain.num_classes
     assert plain.sides is not None
     assert data.sides is not None
@@ -256,7 +247,7 @@ def test_rotations_are_classes(tmp_path: Path) -> None:
             assert side_of[turned] == plain.sides[c]
             rows = data.get_rows((data.y == data.class_names.index(turned)).nonzero().flatten()).reshape(-1, 7, 7)
             torch.testing.assert_close(rows, drawings.rot90(quarters, dims=(1, 2)), rtol=0, atol=1.01 / 255)
-    assert torch.equal(load_omniglot(tmp_path, size=7).x, plain.x)  # each has a cached file of its own
+    assert torch.equal(load_benchmark("omniglot", tmp_path, size=7).x, plain.x)  # each has a cached file of its own
     assert load_source(f"omniglot-rotations:{tmp_path}").num_classes == data.num_classes
 
 
@@ -264,24 +255,24 @@ def test_one_alphabet_is_base(tmp_path: Path) -> None:
     make_omniglot(tmp_path)
     for alphabet in ("Beta", "Gamma", "Delta"):
         (tmp_path / "images_background" / alphabet).rename(tmp_path / alphabet)
-    assert load_omniglot(tmp_path).sides == ("base",) * 4 + ("novel",) * 2
+    assert load_benchmark("omniglot", tmp_path).sides == ("base",) * 4 + ("novel",) * 2
 
 
 def test_bad_copies_of_omniglot_are_refused(tmp_path: Path) -> None:
     expected = r"^`root` must hold images_background/ALPHABET/CHARACTER/\*\.png and images_evaluation/"
     with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_background\."):
-        load_omniglot(tmp_path)
+        load_benchmark("omniglot", tmp_path)
     make_omniglot(tmp_path)
     (tmp_path / "images_evaluation" / "Omega").rename(tmp_path / "images_evaluation" / "Beta")
     message = r"`root` must keep every class on one side; got class Beta/character01 on base and novel"
     with pytest.raises(ValueError, match=message):
-        load_omniglot(tmp_path)
+        load_benchmark("omniglot", tmp_path)
     (tmp_path / "images_evaluation" / "Beta").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=rf"{expected}.*; got .*images_evaluation without characters\."):
-        load_omniglot(tmp_path)
+        load_benchmark("omniglot", tmp_path)
     (tmp_path / "images_evaluation" / "Omega" / "character01").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"have an image in every class; got none in .*Omega/character01\."):
-        load_omniglot(tmp_path)
+        load_benchmark("omniglot", tmp_path)
 
 
 LISTS = read_class_lists()
@@ -362,27 +353,20 @@ def paint(root: Path, key: str, spell: Callable[[str], str] = str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("key", "load", "folders"),
-    [
-        ("fc100", load_fc100, ["train", "test"]),
-        ("cub", load_cub, ["images"]),
-        ("meta-vgg-flower", partial(load_meta_dataset, "meta-vgg-flower"), [""]),
-    ],
+    ("key", "folders"), [("fc100", ["train", "test"]), ("cub", ["images"]), ("meta-vgg-flower", [""])]
 )
-def test_plain_folders_are_split_by_the_list(
-    key: str, load: Callable[..., Dataset], folders: list[str], tmp_path: Path
-) -> None:
+def test_plain_folders_are_split_by_the_list(key: str, folders: list[str], tmp_path: Path) -> None:
     for folder in folders:
         paint(tmp_path / folder, key, lambda label: label.replace(" ", "_").upper())
     (tmp_path / folders[0] / "another class").mkdir()
-    data = load(tmp_path, size=1)
+    data = load_benchmark(key, tmp_path, size=1)
     assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS[key].side_of
     assert torch.bincount(data.y).tolist() == [len(folders)] * data.num_classes
     part = tmp_path / folders[0] / LISTS[key].novel[0].replace(" ", "_").upper()
     (part / "0.png").unlink()
     part.rmdir()
     with pytest.raises(ValueError, match=rf"without 1, such as '{LISTS[key].novel[0]}'\. Get all of them"):
-        load(tmp_path, size=1)
+        load_benchmark(key, tmp_path, size=1)
 
 
 def test_a_copy_that_differs_from_the_benchmark_is_described_in_a_line() -> None:
@@ -402,10 +386,10 @@ def test_a_copy_that_differs_from_the_benchmark_is_described_in_a_line() -> None
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^`key` must be one of meta-aircraft, .*; got 'aircraft'"):
-        load_meta_dataset("aircraft", tmp_path)
+    with pytest.raises(ValueError, match=r"^`key` must be one of mini-imagenet, .*; got 'aircraft'"):
+        load_benchmark("aircraft", tmp_path)
     with pytest.raises(ValueError, match=r"^`root` must hold a folder for each class of .*Textures"):
-        load_meta_dataset("meta-dtd", tmp_path)
+        load_benchmark("meta-dtd", tmp_path)
 
 
 def test_the_command_reports_a_wrong_copy(

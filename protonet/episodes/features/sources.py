@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from protonet import datasets
 from protonet._validation import check_type
-from protonet.datasets.benchmarks import BENCHMARKS, locate_benchmark, locate_omniglot, meta_dataset_keys
+from protonet.datasets.benchmarks import PICTURE_LOCATORS
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.pictures import (
@@ -41,12 +40,6 @@ from protonet.ui.command_line import check_known_name
 SYNTHETIC_DATASET_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
 GREY_IMAGE_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
 FOLDER_IMAGE_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
-#: For each published data set of pictures, a function that locates its pictures in a folder.
-PUBLISHED_DATASETS: Mapping[str, Callable[[str], ImageSet]] = {
-    **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
-    "omniglot": locate_omniglot,
-    "omniglot-rotations": partial(locate_omniglot, rotations=True),
-}
 MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
 ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time.
 #: Images of each character per font face, each distorted by another random map: at least 24 images per class.
@@ -130,13 +123,13 @@ def load_source(
             - ``synthetic:<family>``: 64 classes of 100 rows and 64 features (see `FAMILIES`). 5-way 1-shot, class means
               reach 94 % accuracy on ``isotropic``, 64 % on ``warped``, 46 % on ``subclusters``, and hardly more than
               chance on ``correlated`` and ``nuisance``, whose noise can be learned from other classes;
-            - ``<kind>:<root>``, with a kind of ``PUBLISHED_DATASETS``: published data sets of pictures, such as
-              `load_mini_imagenet`;
-            - the path of an NPZ file, ``*.npz``: `map_npz`;
+            - ``<kind>:<root>``, with a kind of ``PICTURE_LOCATORS``: published data sets of pictures, see
+              `load_benchmark`;
+            - the path of an NPZ file, ``*.npz``: `load_npz`;
             - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
             - the path of a table, ``*.csv``: `load_csv`;
-            - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
-              ``image_size`` in colour, like ``PUBLISHED_DATASETS``;
+            - a folder of images by class, ``<root>/CLASS/*.png``: grey, at 28 x 28 pixels; with an ``image_size`` in
+              colour, like ``PICTURE_LOCATORS``;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
         split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for no split.
         label: The column of a table that holds the classes.
@@ -175,7 +168,7 @@ def is_same_source(text: str, other: str) -> bool:
 
     def resolve(name: str) -> str:
         kind, colon, root = name.partition(":")
-        if colon and kind in PUBLISHED_DATASETS:
+        if colon and kind in PICTURE_LOCATORS:
             return f"{kind}:{Path(root).resolve()}"
         return str(Path(name).resolve()) if Path(name).exists() else name
 
@@ -250,11 +243,11 @@ def _load_unlabelled_rows(path: Path) -> Dataset:
 def locate_pictures(text: str) -> ImageSet | None:
     """Locate the pictures that ``text`` names, without reading them; return None if it names no pictures.
 
-    The text is ``KIND:ROOT`` with a kind of ``PUBLISHED_DATASETS``, or a folder of pictures by class. Pictures are RGB.
+    The text is ``KIND:ROOT`` with a kind of ``PICTURE_LOCATORS``, or a folder of pictures by class. Pictures are RGB.
     """
     kind, _, root = text.partition(":")
-    if kind in PUBLISHED_DATASETS and root:
-        return PUBLISHED_DATASETS[kind](root)
+    if kind in PICTURE_LOCATORS and root:
+        return PICTURE_LOCATORS[kind](root)
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
@@ -277,19 +270,19 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
         return make_dataset("text", split.train_x, split.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
-        return datasets.map_npz(path)
+        return datasets.load_npz(path)
     if path.suffix.lower() == ".csv":
         return datasets.load_csv(path, label=label)
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
-    if image_size is None and text and path.is_dir() and detect_split_folders(path) is None:
-        return datasets.load_images(path, size=GREY_IMAGE_SIZE)
     pictures = locate_pictures(text)
+    if pictures is not None and pictures.name == "source" and image_size is None and detect_split_folders(path) is None:
+        pictures = replace(pictures, size=GREY_IMAGE_SIZE, grey=True, variant="grey")
     if pictures is None:
         names = [
             *by_name,
             *(f"synthetic:{family}" for family in FAMILIES),
-            *(f"{other}:<root>" for other in PUBLISHED_DATASETS),
+            *(f"{other}:<root>" for other in PICTURE_LOCATORS),
         ]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])

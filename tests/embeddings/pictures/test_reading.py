@@ -166,6 +166,11 @@ def test_every_colour_mode_is_decoded(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_pixels(tmp_path / f"{name}.png", 6, 4), expected, name)
     np.testing.assert_array_equal(read_pixels(tmp_path / "clear.png", 6, 4)[:, 3:], 255)
     np.testing.assert_array_equal(read_pixels(tmp_path / "deep.png", 6, 4), np.stack([expected[0]] * 3))
+    for mode in ("LA", "P", "L"):
+        image = Image.new("L", (4, 6), 200).convert(mode)
+        image.putalpha(0) if mode == "LA" else image.info.update(transparency=image.getpixel((0, 0)))
+        image.save(tmp_path / "clear.png")
+        np.testing.assert_array_equal(read_pixels(tmp_path / "clear.png", 6, 4), 255, mode)
     assert read_pixels(tmp_path / "plain.png", 8, 5, grey=True).shape == (1, 8, 5)
     large = draw("disc", 3, side=640)
     large.save(tmp_path / "large.jpg", quality=95)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from protonet.datasets import load_mini_imagenet, map_npz
+from protonet.datasets import load_benchmark, load_npz
 from protonet.datasets.pictures import open_picture
 from protonet.embeddings.pictures.files import embed_pictures
 from protonet.episodes.features.extract import get_class_words, select_convolutions
@@ -69,7 +69,7 @@ def test_a_data_set_with_its_split(command: Command, form: str) -> None:
     {"lists": make_csv, "pickles": make_cache, "folders": make_folders}[form](root)
     export(Small(), Path("net.pt2"), 2, 3, 84, 84)
     command("extract", "data" if form == "folders" else "mini-imagenet:data", "--backbone net.pt2 -o a.npz")
-    extracted, data = map_npz("a.npz"), load_mini_imagenet(root)
+    extracted, data = load_npz("a.npz"), load_benchmark("mini-imagenet", root)
     assert (extracted.class_names, extracted.sides) == (data.class_names, data.sides)
     # From 20 to 84 pixels a picture of one colour keeps it.
     expected = torch.from_numpy(np.stack([paint(name, k) for name in NAMES for k in (0, 1)])[:, 0, 0]).float() / 255
@@ -86,7 +86,7 @@ def test_rows_by_an_encoder_of_ours(command: Command) -> None:
     command("train --dataset tiny.npz -o mlp.safetensors", small)
     line = "a.npz: 72 rows of 128 features, 9 classes"
     assert line in command("extract tiny.npz --backbone mlp.safetensors -o a.npz")
-    extracted, raw = map_npz("a.npz"), load_source("tiny.npz")
+    extracted, raw = load_npz("a.npz"), load_source("tiny.npz")
     assert torch.equal(extracted.x, load_encoder("mlp.safetensors")(raw.x.float()))
     assert (extracted.class_names, extracted.sides) == (raw.class_names, raw.sides)
     assert torch.equal(extracted.y, raw.y)
@@ -105,7 +105,7 @@ def test_maps_of_an_encoder_of_ours(command: Command) -> None:
     command(small, "--backbone conv -o conv.safetensors")
     command("extract square.npz --backbone conv.safetensors -o rows.npz")
     command("extract square.npz --backbone conv.safetensors -o maps.npz --maps")
-    rows, maps = map_npz("rows.npz"), map_npz("maps.npz")
+    rows, maps = load_npz("rows.npz"), load_npz("maps.npz")
     assert torch.equal(rows.x, maps.x)  # this encoder has no mean over places
     assert (rows.shape, maps.shape, maps.has_feature_maps) == (None, (64, 2, 2), True)
     few = "--way 2 --query 3 --episodes 20 --method"
