@@ -21,7 +21,7 @@ from protonet.errors import raise_input_error
 from protonet.losses import CHUNK_SIZE, add_to_class_sums
 from protonet.views.distances import batch_invariant_matmul
 from protonet.views.onnx_graph import OnnxGraph
-from protonet.views.view import Source, View
+from protonet.views.view import InputMap, View
 
 #: A mean of rows of unit norm whose norm is below this consists of rounding errors and counts as zero.
 MIN_MEAN_NORM = 1e-6
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
     scales of table columns differ by more than the range of half precision.
 
     Args:
-        views: The views, at least one. Views that read the same map of the features share one `Source`.
+        views: The views, at least one. Views that read the same map of the features share one `InputMap`.
         weights: (parts,) the weight of each part of each view, >= 0, summing to 1; see `split_weights`. A part is a
             block of output columns that is normalized by itself.
         origin: (input_dim,) values that are subtracted from the features; nonzero for columns far from 0.
@@ -86,8 +86,8 @@ class Encoder(nn.Module):
         """Width of the embedding: the sum of the widths of the outputs of all views."""
         return sum(self.sizes)
 
-    def list_sources(self) -> list[Source]:
-        """List the distinct feature maps (`Source`) whose outputs the views read, in the order of the views."""
+    def list_input_maps(self) -> list[InputMap]:
+        """List the distinct input maps of the views, in the order of the views."""
         return list(self.sources)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         if bool(self.origin.any()):  # in that case, the features are float64
             features = graph.cast(graph.add("Sub", features, self.origin.double()), "FLOAT")
         x = graph.add("Div", features, self.scale)
-        mapped = [source.add_to_graph(graph, x) for source in self.list_sources()]
+        mapped = [source.add_to_graph(graph, x) for source in self.list_input_maps()]
         parts: list[str] = []
         for view, index in zip(self.list_views(), self.source_index, strict=True):
             parts += view.add_to_graph(graph, x if index is None else mapped[index])

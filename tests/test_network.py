@@ -394,7 +394,7 @@ def test_the_features_are_divided_by_their_scale() -> None:
 
 def test_a_source_of_several_views_is_evaluated_and_listed_once() -> None:
     encoder, calls = make_encoder([1.0, 1, 1, 1]), []
-    sources = encoder.list_sources()
+    sources = encoder.list_input_maps()
     assert len(sources) == 3
     sources[0].register_forward_hook(lambda *_: calls.append(1))
     encoder(blobs(0)[0])

@@ -26,7 +26,7 @@ import torch
 
 from analysis.shared.tables import write_csv
 from protonet.__main__ import main
-from protonet.embeddings.opening import PACKAGED, open_representation
+from protonet.embeddings.opening import ENCODER_PACKAGES, open_representation
 from protonet.errors import raise_input_error
 
 TEXT, CLASS = "text", "class"  #: Columns of a table of texts.
@@ -132,7 +132,7 @@ class MethodRun(NamedTuple):
 
 def list_methods(modality: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
     """List the methods for data of a ``modality``, text or picture: ``fit`` per representation, then baselines."""
-    ours = [name for name in representations if name != NONE and PACKAGED[name].modality == modality]
+    ours = [name for name in representations if name != NONE and ENCODER_PACKAGES[name].modality == modality]
     plain = [NONE] * (NONE in representations)
     if not shots:
         return [*ours, *([NEAREST] if ours else [])] if modality == "text" else []

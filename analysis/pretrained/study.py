@@ -16,7 +16,7 @@ from analysis.pretrained import measure
 from analysis.shared import runner
 from analysis.shared.tables import format_mean
 from protonet._text import plural
-from protonet.embeddings.opening import PACKAGED
+from protonet.embeddings.opening import ENCODER_PACKAGES
 from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
@@ -66,7 +66,7 @@ def add_options(parser: runner.StudyParser) -> None:
     parser.add_int_option("--splits", 3, "splits of each set")
     parser.add_int_option("--tests", 600, "rows that are judged, at the most")
     parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names_option("--representations", [*PACKAGED, measure.NONE], DEFAULT_REPRESENTATIONS)
+    parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NONE], DEFAULT_REPRESENTATIONS)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
     parser.add_state_options()
 
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
         for name in chosen:
             items = measure.read_items(paths[name])
             packaged = [other for other in options.representations if other != measure.NONE]
-            reads = next((other for other in packaged if PACKAGED[other].modality == items.modality), measure.NONE)
+            reads = next(
+                (other for other in packaged if ENCODER_PACKAGES[other].modality == items.modality), measure.NONE
+            )
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_CLASSES
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)

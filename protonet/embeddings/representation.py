@@ -162,7 +162,7 @@ class Representation:
     #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute_embeddings: Callable[[Sequence[Any]], np.ndarray]
     cache_folder: Path | None = None  #: The folder of cached embeddings; None for the default folder.
-    typed_path: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
+    user_path: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
     #: For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
     #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None

@@ -26,11 +26,11 @@ from protonet.errors import (
 from protonet.files.archive import FORMAT_VERSION, FormatVersionError, check_entry_types, read_archive, write_archive
 from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
+from protonet.views import INPUT_MAP_CLASSES, VIEW_FAMILIES
 from protonet.views.config import raise_unless, require_finite, validate_tensors
-from protonet.views.view import RestorableModule, Source, View
+from protonet.views.view import InputMap, RestorableModule, View
 
-ComponentT = TypeVar("ComponentT", Source, View)
+ComponentT = TypeVar("ComponentT", InputMap, View)
 #: Name of the network's buffer that is not stored, because it is computed from the buffers ``sums`` and ``counts``.
 DERIVED_BUFFER_NAME = "prototypes"
 
@@ -42,7 +42,7 @@ def serialize_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Te
     config = {
         "input_dim": encoder.input_dim,
         "classes": len(network.counts),
-        "sources": [{"kind": source.kind, **source.config.to_json()} for source in encoder.list_sources()],
+        "sources": [{"kind": source.kind, **source.config.to_json()} for source in encoder.list_input_maps()],
         "views": [
             {"kind": view.kind, "source": index, **view.config.to_json()}
             for view, index in zip(encoder.list_views(), encoder.source_index, strict=True)
@@ -59,9 +59,9 @@ def build_network(config: Any) -> PrototypeNetwork:
     """
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     raise_unless(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
-    sources: list[Source] = []
+    sources: list[InputMap] = []
     for entry in _copy_entries(config, "sources"):
-        source_class = _pop_component_class(entry, SOURCE_CLASSES)
+        source_class = _pop_component_class(entry, INPUT_MAP_CLASSES)
         source_config = source_class.config_type.from_json(entry)
         raise_unless(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
         sources.append(source_class(source_config))
@@ -86,7 +86,7 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
     components: dict[str, RestorableModule] = {
         f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())
     }
-    components |= {f"encoder.sources.{at}.": source for at, source in enumerate(encoder.list_sources())}
+    components |= {f"encoder.sources.{at}.": source for at, source in enumerate(encoder.list_input_maps())}
     for prefix, component in components.items():
         names = [name for name in unchecked if name.startswith(prefix)]
         component.check({name.removeprefix(prefix): unchecked.pop(name) for name in names}, prefix)

@@ -50,7 +50,7 @@ class DuplicateThresholds:
     max_projected_distance: float = 4.0  #: Largest distance of a pair along a projection, in units of max_distances[0].
     n_compared_rows: int = 16  #: Number of next rows, in the order of one projection, that a row is compared with.
     rounding_error: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
-    max_constant_deviation: float = 1e-6
+    max_constant_std: float = 1e-6
     """A feature is constant if its standard deviation is below this times its RMS."""
 
 
@@ -65,7 +65,7 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
-    varies = deviation > DUPLICATES.max_constant_deviation * x.square().mean(dim=0).sqrt()
+    varies = deviation > DUPLICATES.max_constant_std * x.square().mean(dim=0).sqrt()
     if n < 2 or not bool(varies.any()):
         return None
     z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)

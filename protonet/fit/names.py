@@ -44,7 +44,7 @@ class ClassNameConstants:
     max_shared_fraction: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
 
-CLASS_NAMES = ClassNameConstants()
+NAME_CONSTANTS = ClassNameConstants()
 #: Words that do not distinguish one class from another.
 GENERIC_WORDS = {
     "class",
@@ -80,7 +80,7 @@ def split_name_into_words(name: str | int) -> str:
     informative = [
         word
         for word, size in zip(words, sizes, strict=True)
-        if size >= CLASS_NAMES.min_word_letters and word.lower() not in GENERIC_WORDS
+        if size >= NAME_CONSTANTS.min_word_letters and word.lower() not in GENERIC_WORDS
     ]
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in informative) else ""
 
@@ -89,7 +89,7 @@ def distinctive_words(names: Sequence[str | int]) -> list[str]:
     """Rewrite class names as words; "" if most names share all of them, such as "intent 1" and "intent 2"."""
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in counts.items() if count > max(CLASS_NAMES.max_shared_fraction * len(texts), 2)}
+    shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_shared_fraction * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
     return [
         text if split_name_into_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)
@@ -185,19 +185,19 @@ def choose_name_weight(
     x, name_features = F.normalize(x, dim=1), F.normalize(name_features, dim=1)
     has_name = name_index[labels] >= 0
     if bool(has_name.any()):
-        log_p = (CLASS_NAMES.inverse_temperature * x[has_name] @ name_features.T).log_softmax(dim=1)
+        log_p = (NAME_CONSTANTS.inverse_temperature * x[has_name] @ name_features.T).log_softmax(dim=1)
         evidence = log_p.gather(1, name_index[labels[has_name]][:, None]).sum()
         evidence = evidence + int(has_name.sum()) * math.log(len(name_labels))
-        if float(evidence) + CLASS_NAMES.prior_evidence < 0:
+        if float(evidence) + NAME_CONSTANTS.prior_evidence < 0:
             return 0.0
     count = torch.bincount(labels, minlength=num_classes)
     several = count[labels] > 1
     if not bool(several.any()):
-        return CLASS_NAMES.default_weight
+        return NAME_CONSTANTS.default_weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
     losses, weights = (
         [],
-        [weight for weight in CLASS_NAMES.candidate_weights if weight or bool(count[name_labels].all())],
+        [weight for weight in NAME_CONSTANTS.candidate_weights if weight or bool(count[name_labels].all())],
     )
     for weight in weights:
         totals = sums.index_add(0, name_labels, weight * name_features)

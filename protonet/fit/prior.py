@@ -51,18 +51,18 @@ VIEW_TRAITS = (
 N_VIEW_STATISTICS, N_DATASET_STATISTICS = 10, 23  #: Numbers of statistics of each view, and of each data set.
 #: Indices of the statistics of a data set from which the temperature is predicted: counts, and held-out results. The
 #: other statistics are not used for the temperature, since their effect differs between data sets.
-TEMPERATURE_STATISTICS = [0, 2, 3, 4, 18, 19, 20, 21, 22]
+TEMPERATURE_STATISTIC_INDICES = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 N_HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 #: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
 MIN_VIEW_SPREAD = 1e-6
 #: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
 MIN_LOG_VIEW_INFLUENCE = -9.0
-MAX_COSINE_TIE = 1e-6  #: Cosines whose difference is smaller count as equal.
-MAX_CORRELATED_ROWS = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
+COSINE_TIE_TOLERANCE = 1e-6  #: Cosines whose difference is smaller count as equal.
+MAX_ROWS_FOR_CORRELATION = 512  #: Maximum rows, and features in no order, for the mean correlation.
 #: Lower limit of the inverse temperature of cosines that are divided by their spread.
 MIN_PRIOR_INVERSE_TEMPERATURE = 0.05
 #: Standard deviation of the logits if no row can be held out, before the prior corrects the temperature.
-DEFAULT_LOGIT_DEVIATION = 1.5
+DEFAULT_LOGIT_STD = 1.5
 #: Number of held-out rows at which the temperature depends on the rows and on the prior in equal parts.
 TEMPERATURE_PRIOR_PSEUDO_COUNT = 8
 
@@ -136,7 +136,7 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
 
 def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean accuracy of cosines (n, classes) if ties for the largest one are broken at random."""
-    largest = cosines >= cosines.amax(dim=1, keepdim=True) - MAX_COSINE_TIE
+    largest = cosines >= cosines.amax(dim=1, keepdim=True) - COSINE_TIE_TOLERANCE
     return (largest.gather(1, labels[:, None])[:, 0].double() / largest.sum(dim=1)).mean()
 
 
@@ -147,8 +147,8 @@ def _mean_absolute_correlation(unit: Tensor, *, ordered: bool) -> float:
         return 0.0
     if ordered:
         return float((unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean())
-    columns = canonical_feature_order(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED_ROWS)]
-    part = unit[select_evenly(n, MAX_CORRELATED_ROWS)][:, columns]
+    columns = canonical_feature_order(unit, torch.arange(dim))[select_evenly(dim, MAX_ROWS_FOR_CORRELATION)]
+    part = unit[select_evenly(n, MAX_ROWS_FOR_CORRELATION)][:, columns]
     correlation = (part.T @ part / len(part)).abs()
     return float((correlation.sum() - correlation.trace()) / (len(columns) * (len(columns) - 1)))
 
@@ -202,7 +202,7 @@ def build_prior_input(
     if labels is None:
         start = torch.where(spread > MIN_VIEW_SPREAD, 0.0, MIN_LOG_VIEW_INFLUENCE)
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
-        problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_DEVIATION
+        problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_STD
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
@@ -282,19 +282,19 @@ class WeightingPrior(nn.Module):
     """
 
     view_mean: Tensor
-    view_deviation: Tensor
+    view_std: Tensor
     dataset_mean: Tensor
-    dataset_deviation: Tensor
+    dataset_std: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         for name, size in (("view", N_VIEW_STATISTICS), ("dataset", N_DATASET_STATISTICS)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
-            self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
+            self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float32))
         self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TRAITS) + N_DATASET_STATISTICS, N_HIDDEN_UNITS)
         self.second = ZeroInitializedLinear(2 * N_HIDDEN_UNITS, N_HIDDEN_UNITS)
         self.score = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
-        self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTICS), N_HIDDEN_UNITS)
+        self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTIC_INDICES), N_HIDDEN_UNITS)
         self.size = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
         self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
 
@@ -314,8 +314,8 @@ class WeightingPrior(nn.Module):
             The logarithms (tasks, views) of the influences, which sum to 1 in each data set, and the logarithms
             (tasks,) of the corrections, which are factors.
         """
-        views = (views - self.view_mean) / self.view_deviation
-        dataset = (dataset - self.dataset_mean) / self.dataset_deviation
+        views = (views - self.view_mean) / self.view_std
+        dataset = (dataset - self.dataset_mean) / self.dataset_std
         wide = dataset[:, None].expand(-1, views.shape[1], -1)
         hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
         influence = initial_log_influence.masked_fill(~present, -torch.inf).softmax(dim=1)
@@ -324,7 +324,7 @@ class WeightingPrior(nn.Module):
         second = F.gelu(self.second(both))
         score = initial_log_influence * self.trust.exp() + self.score(second)[..., 0]
         log_influence = score.masked_fill(~present, -torch.inf).log_softmax(dim=1)
-        size = self.size(F.gelu(self.belief(dataset[:, TEMPERATURE_STATISTICS])))[:, 0]
+        size = self.size(F.gelu(self.belief(dataset[:, TEMPERATURE_STATISTIC_INDICES])))[:, 0]
         return log_influence, size
 
     @torch.no_grad()

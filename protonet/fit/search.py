@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet.fit.prior import (
-    DEFAULT_LOGIT_DEVIATION,
+    DEFAULT_LOGIT_STD,
     MIN_VIEW_SPREAD,
     TEMPERATURE_PRIOR_PSEUDO_COUNT,
     WeightingPrior,
@@ -26,7 +26,7 @@ from protonet.fit.prior import (
     encode_traits,
     load_published_prior,
 )
-from protonet.selection.folds import FOLDS, Fold, split_folds
+from protonet.selection.folds import FOLD_LIMITS, Fold, split_folds
 from protonet.selection.scoring import (
     WEIGHTING,
     fit_scale_and_offsets,
@@ -64,7 +64,7 @@ class ModelSearch:
     families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
-    folds: int = FOLDS.default_folds  #: Number of cross-validation folds; 0 for none.
+    folds: int = FOLD_LIMITS.default_folds  #: Number of cross-validation folds; 0 for none.
     shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
@@ -127,7 +127,7 @@ class PartitionConstants:
     """Traits of slow views. These views are evaluated on the first partition only, as trained views are."""
 
 
-PARTITIONS = PartitionConstants()
+PARTITION_LIMITS = PartitionConstants()
 
 
 class UnlabelledWeights(NamedTuple):
@@ -219,7 +219,7 @@ def evaluate_candidates(
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
-        some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
+        some = select_evenly(len(everything), max(1, FOLD_LIMITS.max_cosines // rows.num_classes))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
         kinds = filter(None, (kind.without_validation() for kind in search.families))
         candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
@@ -274,10 +274,10 @@ def _evaluate_repeats(
     """
     n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in first])
     device = evaluator.rows.features.device
-    few = len(first) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
+    few = len(first) > 1 and n <= PARTITION_LIMITS.max_rows and n * rows.num_classes <= PARTITION_LIMITS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
-        folds = split_training_rows(rows, PARTITIONS.seed_step * partition_index, search.folds)
+        folds = split_training_rows(rows, PARTITION_LIMITS.seed_step * partition_index, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -286,7 +286,7 @@ def _evaluate_repeats(
         evaluated = []
         for candidate in candidates:
             spec = candidate.spec
-            if spec.trained or spec.traits & PARTITIONS.first_partition_traits:
+            if spec.trained or spec.traits & PARTITION_LIMITS.first_partition_traits:
                 evaluated.append(candidate)
                 continue
             again = partition.evaluate_and_cache(spec) if spec.source is None else partition.evaluate(spec)
@@ -299,7 +299,7 @@ def _evaluate_repeats(
     return repeats
 
 
-def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.default_folds) -> list[Fold]:
+def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLD_LIMITS.default_folds) -> list[Fold]:
     """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,
@@ -387,7 +387,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
             by_name[spec.name] = fraction
     mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts, influences=by_name)
     if not result.has_held_out_rows:
-        factor = size * DEFAULT_LOGIT_DEVIATION / float((weights * spread).sum())
+        factor = size * DEFAULT_LOGIT_STD / float((weights * spread).sum())
         return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
     factor = size ** (TEMPERATURE_PRIOR_PSEUDO_COUNT / (TEMPERATURE_PRIOR_PSEUDO_COUNT + len(evaluator.labels)))
     return _fit_temperature_and_offsets(

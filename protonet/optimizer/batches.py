@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, rotate
-from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, STEP, STEP_SIZE_SEARCH, ParameterGroup
+from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, STEP_CONFIG, STEP_SIZE_SEARCH, ParameterGroup
 
 SliceState = dict[str, Tensor]  #: The optimizer state of one slice, by the names of its entries.
 SCALAR_ENTRIES = ("step", "gradient_size", "step_length")  #: Entries of a `SliceState` that are numbers, on the CPU.
@@ -38,7 +38,9 @@ def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool
 
 def is_short_vector(state: SliceState) -> bool:
     """Test whether the slice with this state has no eigenbases and few elements, so that it is padded and stacked."""
-    return state["mean"].numel() <= STEP.max_short_length and not state["factors"].numel() and not state["embedding"]
+    if state["factors"].numel() or state["embedding"]:
+        return False
+    return bool(state["mean"].numel() <= STEP_CONFIG.max_short_length)
 
 
 @dataclass(eq=False)
@@ -53,27 +55,27 @@ class ParameterBatch:
     shapes: list[tuple[int, int]]  #: The numbers of rows and columns of each slice.
     embedding: bool  #: See `EmbeddingConfig`.
     step: int  #: Number of steps taken.
-    sizes: list[float]  #: The running root mean square of the gradients of each slice.
-    lengths: list[float]  #: The factor on ``direction`` in the last step of each slice.
+    gradient_sizes: list[float]  #: The running root mean square of the gradients of each slice.
+    step_lengths: list[float]  #: The factor on ``direction`` in the last step of each slice.
     mean: Tensor  #: Adam's first moment, in the eigenbases.
     slow_mean: Tensor  #: Gradient average over more steps, in the eigenbases; empty for embeddings.
     square: Tensor  #: Adam's second moment, in the eigenbases.
-    direction: Tensor  #: Minus the last step, in the eigenbases, divided by ``lengths``.
+    direction: Tensor  #: Minus the last step, in the eigenbases, divided by ``step_lengths``.
     #: (2, slices, eigenvectors of all blocks): logarithms of step size factors; averages of squared slopes.
     factors: Tensor
     blocks: list[BasisBlock]  #: The eigenbases; the blocks of a side are consecutive.
-    sides: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns) with eigenbases.
-    numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``; slice states are views of it.
+    side_blocks: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns).
+    scalars: array[float] = field(init=False)  #: The scalar entries of all slice states, which are views of it.
     block_lengths: list[int] = field(init=False)  #: The number of eigenvectors of each block of each slice.
-    short: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
+    is_short: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
     views: list[Tensor] = field(init=False)  #: Views of ``direction`` in the parameters' shapes, if it is the update.
 
     def __post_init__(self) -> None:
         """Group the basis blocks by axis, and allocate the array of the scalar state entries."""
-        self.sides = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
-        self.numbers = array("d", [self.step, *self.sizes, *self.lengths])
+        self.side_blocks = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
+        self.scalars = array("d", [self.step, *self.gradient_sizes, *self.step_lengths])
         self.block_lengths = [block.basis.shape[2] for block in self.blocks] * len(self.indices)
-        self.short, self.views = is_short_vector(self.get_state(0)), []
+        self.is_short, self.views = is_short_vector(self.get_state(0)), []
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
@@ -96,7 +98,7 @@ class ParameterBatch:
     def get_state(self, row: int) -> SliceState:
         """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
         rows, columns = self.shapes[row]
-        numbers = torch.frombuffer(self.numbers, dtype=torch.float64)
+        numbers = torch.frombuffer(self.scalars, dtype=torch.float64)
         state = {"embedding": torch.tensor(self.embedding)}
         state |= {"factors": self.factors[0, row], "slopes": self.factors[1, row]}
         places = (0, 1 + row, 1 + len(self.indices) + row)
@@ -114,7 +116,7 @@ class ParameterBatch:
 
     def stack(self, gradients: Sequence[Tensor]) -> Tensor:
         """Stack the gradients of all slices: (slices, rows, columns), which may be a view of a single gradient."""
-        stacked = _stack(gradients, pad=self.short) if len(gradients) > 1 else gradients[0]
+        stacked = _stack(gradients, pad=self.is_short) if len(gradients) > 1 else gradients[0]
         return stacked.reshape(self.mean.shape).to(self.mean.dtype)
 
     def observe(self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,12 +135,12 @@ class ParameterBatch:
                 block.update_statistics(gradient)
                 if update:
                     block.update_basis((self.mean, self.slow_mean, self.direction), self.square)
-        gradient = rotate(self.sides, gradient)
+        gradient = rotate(self.side_blocks, gradient)
         products = self.direction * gradient
-        if not self.sides:
+        if not self.side_blocks:
             return gradient, products.sum((1, 2)), self.factors[1]
-        sums = [products.sum(3 - blocks[0].axis) for blocks in self.sides]  # each (slices, rows or columns)
-        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.lengths])
+        sums = [products.sum(3 - blocks[0].axis) for blocks in self.side_blocks]  # each (slices, rows or columns)
+        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.step_lengths])
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get the decay rates of the first and the second moments from a parameter group; embeddings have a minimum."""
@@ -148,13 +150,13 @@ class ParameterBatch:
     def _update_gradient_sizes(self, norms: Sequence[float], beta2: float) -> list[float]:
         """Update the running RMS of each slice's gradients; return factors <= 1 that clip outlier gradients."""
         step, scales = self.step, list[float]()
-        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.sizes, strict=True)):
+        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.gradient_sizes, strict=True)):
             root = math.sqrt(rows * columns)
-            limit = STEP.max_gradient_ratio * root * size if step > 1 else math.inf
+            limit = STEP_CONFIG.max_gradient_ratio * root * size if step > 1 else math.inf
             scales.append(limit / norm if norm > limit else 1.0)
             # The mean of ``square``, which rotations do not change.
             mean = beta2 * (1 - beta2 ** (step - 1)) * size**2 + (1 - beta2) * (min(norm, limit) / root) ** 2
-            self.sizes[row] = math.sqrt(mean / (1 - beta2**step) + STEP.tiny)
+            self.gradient_sizes[row] = math.sqrt(mean / (1 - beta2**step) + STEP_CONFIG.min_squared_rms)
         return scales
 
     def update_parameters(
@@ -162,10 +164,10 @@ class ParameterBatch:
     ) -> None:
         """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
         step, (beta1, beta2) = self.step, self._get_betas(group)
-        slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
+        slow_fraction = 0.0 if self.embedding else STEP_CONFIG.slow_fraction
         correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
-        relative = correction * (STEP.min_relative_rms**2 + float(group["eps"]) ** 2)
-        floors = [relative * size**2 + STEP.tiny for size in self.sizes]
+        relative = correction * (STEP_CONFIG.min_relative_rms**2 + float(group["eps"]) ** 2)
+        floors = [relative * size**2 + STEP_CONFIG.min_squared_rms for size in self.gradient_sizes]
         floor: float | Tensor = floors[0] if len(floors) == 1 else rotated.new_tensor(floors)[:, None, None]
         mean = self.mean.lerp_(rotated, 1 - beta1)
         square = self.square.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
@@ -175,20 +177,24 @@ class ParameterBatch:
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
             floor = floor + EMBEDDING.extra_frequency * correction * usual[:, None, None]
         else:
-            slow_mean = self.slow_mean.lerp_(rotated, STEP.slow_mean_divisor / (step + STEP.slow_mean_divisor - 1))
+            slow_mean = self.slow_mean.lerp_(
+                rotated, STEP_CONFIG.slow_mean_divisor / (step + STEP_CONFIG.slow_mean_divisor - 1)
+            )
             direction.add_(slow_mean, alpha=slow_fraction / scale)
         direction.mul_((square + floor).rsqrt_())
-        if self.sides:
+        if self.side_blocks:
             factors, place = self.factors[0].exp(), 0
-            for axis in (blocks[0].axis for blocks in self.sides):
+            for axis in (blocks[0].axis for blocks in self.side_blocks):
                 direction.mul_(factors.narrow(1, place, direction.shape[axis]).unsqueeze(3 - axis))
                 place += direction.shape[axis]
-        rate_factor, max_step = (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP.max_step)
+        rate_factor, max_step = (
+            (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP_CONFIG.max_step)
+        )
         steps = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
-        self.lengths = [scale * math.sqrt(correction) * length for length in steps]
-        self.numbers[:] = array("d", [step, *self.sizes, *self.lengths])
+        self.step_lengths = [scale * math.sqrt(correction) * length for length in steps]
+        self.scalars[:] = array("d", [step, *self.gradient_sizes, *self.step_lengths])
         self._decay_weights(steps, parameters, group)
-        self._subtract_update(rotate(self.sides, direction, back=True), parameters)
+        self._subtract_update(rotate(self.side_blocks, direction, back=True), parameters)
 
     def _decay_weights(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.
@@ -204,18 +210,18 @@ class ParameterBatch:
 
     def _subtract_update(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
         """Subtract an update (slices, rows, columns), times the step length of each slice, from the parameters."""
-        alike = len({*self.lengths}) == 1
+        alike = len({*self.step_lengths}) == 1
         if not alike:
-            update = _multiply_slices(update, self.lengths)
+            update = _multiply_slices(update, self.step_lengths)
         views = self.views if update is self.direction else []
         if not views:
             views = [
-                (row.view(-1)[: p.numel()] if self.short else row).view(p.shape)
+                (row.view(-1)[: p.numel()] if self.is_short else row).view(p.shape)
                 for row, p in zip(update.unbind(), parameters, strict=True)
             ]
         if update is self.direction:
             self.views = views
-        torch._foreach_add_([*parameters], views, alpha=-self.lengths[0] if alike else -1.0)
+        torch._foreach_add_([*parameters], views, alpha=-self.step_lengths[0] if alike else -1.0)
 
 
 def _stack(tensors: Sequence[Tensor], *, pad: bool = False) -> Tensor:

@@ -36,7 +36,7 @@ class StepConfig:
     #: Minimum root of a second moment, relative to the running RMS of gradients: limits steps along small gradients.
     min_relative_rms: float = 1e-2
     max_gradient_ratio: float = 10.0  #: Gradients are clipped at this multiple of their running RMS.
-    tiny: float = 1e-30  #: Minimum of the squared running RMS, against division by zero.
+    min_squared_rms: float = 1e-30  #: Minimum of the squared running RMS, against division by zero.
     max_short_length: int = 256  #: Maximum length of vectors that are padded and stacked.
     batch_elements: int = 2**18  #: Maximum elements of a batch; more would not fit in a CPU cache.
 
@@ -46,7 +46,7 @@ class EmbeddingConfig:
     """Settings of embeddings: tall matrices, most of whose rows have zero gradients in a batch, as rare tokens have."""
 
     min_ratio: float = 1.5  #: Minimum ratio of rows to columns.
-    min_untouched: float = 0.25  #: Minimum fraction of rows with zero gradient, exclusive.
+    min_zero_row_fraction: float = 0.25  #: Minimum fraction of rows with zero gradient, exclusive.
     rate_factor: float = 5.0  #: Step size, relative to other parameters.
     max_step: float = 0.03  #: Approximate maximum change of a weight in a step.
     #: Added to the second moments of every row, as if gradients of average size came in this fraction of steps beside
@@ -89,7 +89,7 @@ class StepSizeSearch:
     reference_steps: int = 1000  #: Number of steps for which gain and decay are set; both are lower in longer runs.
 
 
-PRECONDITIONER, STEP, EMBEDDING, STEP_SIZE_SEARCH = (
+PRECONDITIONER, STEP_CONFIG, EMBEDDING, STEP_SIZE_SEARCH = (
     PreconditionerConfig(),
     StepConfig(),
     EmbeddingConfig(),

@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, is_short_vector
 from protonet.optimizer.preconditioner import adapt_factors
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import EMBEDDING, STEP, STEP_SIZE_SEARCH, ParameterGroup
+from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE_SEARCH, ParameterGroup
 
 
 class Stepper:
@@ -64,7 +64,7 @@ class Stepper:
             kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
             alike[layout, kind].append(index)
         for indices in alike.values():
-            count = max(1, STEP.batch_elements // max(states[index]["mean"].numel() for index in indices))
+            count = max(1, STEP_CONFIG.batch_elements // max(states[index]["mean"].numel() for index in indices))
             for start in range(0, len(indices), count):
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
@@ -73,7 +73,7 @@ class Stepper:
         """Create the state of the slice with this index; its first gradient shows whether it is an embedding."""
         p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
         tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
-        embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_untouched)
+        embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_zero_row_fraction)
         return create_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 
     def _stack_grads(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
@@ -105,18 +105,20 @@ class Stepper:
         ]
         products = iter(_to_floats([products for _, products, _ in observed]))
         # By run and slice: slope, learning rate, a scheduler's factor, largest rate, whether it is not an embedding.
-        evidence: dict[int, list[list[float]]] = defaultdict(list)
+        statistics: dict[int, list[list[float]]] = defaultdict(list)
         for batch, group in zip(active, groups, strict=True):
             lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])
             factor = float(group["lr"]) / lr if lr else 0.0
-            max_step = EMBEDDING.max_step / EMBEDDING.rate_factor if batch.embedding else STEP.max_step
-            traits = [lr, factor, max_step / (lr or 1.0), float(not batch.embedding)]
-            for index, length in zip(batch.indices, batch.lengths, strict=True):
-                evidence[index % len(self.runs)].append([-length * next(products), *traits])
+            max_step = EMBEDDING.max_step / EMBEDDING.rate_factor if batch.embedding else STEP_CONFIG.max_step
+            shared = [lr, factor, max_step / (lr or 1.0), float(not batch.embedding)]
+            for index, length in zip(batch.indices, batch.step_lengths, strict=True):
+                statistics[index % len(self.runs)].append([-length * next(products), *shared])
         if self.sharded:
-            evidence = {0: self._gather_from_processes(_combine_evidence(evidence[0] or [EVIDENCE_WITHOUT_GRADIENTS]))}
-        for index, rows in evidence.items():
-            slope, lr, factor, max_rate, others = _combine_evidence(rows)
+            statistics = {
+                0: self._gather_from_processes(_reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS]))
+            }
+        for index, rows in statistics.items():
+            slope, lr, factor, max_rate, others = _reduce_statistics(rows)
             if max_rate:  # some process has gradients
                 self.runs[index].adapt_rate(slope, lr or 1.0, factor)
                 self.runs[index].cap_rate(max_rate, embeddings_alone=not others)
@@ -125,7 +127,7 @@ class Stepper:
         for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.indices]
             batch.update_parameters(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
-        for index, rows in evidence.items():
+        for index, rows in statistics.items():
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
 
     def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
@@ -142,9 +144,9 @@ class Stepper:
                 lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
                 block_of = torch.repeat_interleave(lengths, output_size=joint.shape[1])
                 self._layouts[joint.device] = batches, lengths, block_of
-            evidence = torch.cat([slopes[number].view(-1) for number in numbers])
+            statistics = torch.cat([slopes[number].view(-1) for number in numbers])
             _, lengths, block_of = self._layouts[joint.device]
-            adapt_factors(joint[0], joint[1], evidence, lengths, block_of, step)
+            adapt_factors(joint[0], joint[1], statistics, lengths, block_of, step)
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
     def _gather_from_processes(self, numbers: Sequence[float]) -> list[list[float]]:
@@ -156,12 +158,12 @@ class Stepper:
         return [row.tolist() for row in rows]
 
 
-EVIDENCE_WITHOUT_GRADIENTS = [0.0] * 5  #: The evidence of a process without gradients.
+STATISTICS_WITHOUT_GRADIENTS = [0.0] * 5  #: The statistics of a process without gradients.
 
 
-def _combine_evidence(evidence: Sequence[list[float]]) -> list[float]:
-    """Reduce evidence of slices to one list: the sum of the slopes, and the maximum of each other number."""
-    slopes, *others = zip(*evidence, strict=True)
+def _reduce_statistics(statistics: Sequence[list[float]]) -> list[float]:
+    """Reduce statistics of slices to one list: the sum of their slopes, and the maximum of each other number."""
+    slopes, *others = zip(*statistics, strict=True)
     return [math.fsum(slopes), *map(max, others)]
 
 

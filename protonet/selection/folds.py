@@ -20,7 +20,7 @@ class FoldLimits:
     max_held_out_rows: int = 4096  #: Maximum number of rows that a single fold holds out.
 
 
-FOLDS = FoldLimits()
+FOLD_LIMITS = FoldLimits()
 
 
 class Fold(NamedTuple):
@@ -39,7 +39,7 @@ def split_folds(
     num_classes: int,
     *,
     partition: int = 0,
-    max_folds: int = FOLDS.default_folds,
+    max_folds: int = FOLD_LIMITS.default_folds,
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:
@@ -83,8 +83,8 @@ def split_folds(
     several = count[labels[order]] > 1
     if not max_folds or not bool(several.any()):
         return []
-    if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
-        held_out = max(256, min(FOLDS.max_held_out_rows, FOLDS.max_cosines // num_classes))
+    if n > FOLD_LIMITS.max_rows or n * num_classes > FOLD_LIMITS.max_cosines:
+        held_out = max(256, min(FOLD_LIMITS.max_held_out_rows, FOLD_LIMITS.max_cosines // num_classes))
         is_held_out = several & (rank % max(max_folds, math.ceil(n / held_out)) == 0)
         extra = is_held_out.nonzero().flatten()
         is_held_out[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
@@ -106,8 +106,8 @@ def _split_groups(
         return []
     order = torch.randperm(len(size), generator=generator)
     part = torch.full_like(size, -1)  # (groups,): the fold that holds the group out
-    if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
-        held_out = max(256, min(FOLDS.max_held_out_rows, FOLDS.max_cosines // num_classes, n // max_folds))
+    if n > FOLD_LIMITS.max_rows or n * num_classes > FOLD_LIMITS.max_cosines:
+        held_out = max(256, min(FOLD_LIMITS.max_held_out_rows, FOLD_LIMITS.max_cosines // num_classes, n // max_folds))
         part[order[size[order].cumsum(dim=0) <= held_out]] = 0
     else:
         order = order[size[order].argsort(descending=True, stable=True)]

@@ -26,11 +26,11 @@ class ViewWeightConstants:
     shows the effect of the selection.
     """
 
-    logit_prior_deviation: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
+    logit_prior_std: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
     """Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats."""
     frequency_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
     """Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets."""
-    frequency_deviation: float = 0.5  #: Prior standard deviation of this factor.
+    frequency_std: float = 0.5  #: Prior standard deviation of this factor.
     max_equal_log_frequency: float = 0.1
     """Log frequencies that are all nearer to their mean than this count as equal, in nats."""
     max_tie: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
@@ -161,10 +161,10 @@ def _fit_logits(
     separates = spread >= NEWTON.min_variance
     if not separates and frequencies is None:
         return 0.0, 0.0, weights * math.log(max(1, int(class_mask.sum())))
-    ridge = spread * repeats / (WEIGHTING.logit_prior_deviation**2 * len(cosines))
+    ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * len(cosines))
     logs = None if frequencies is None else frequencies[class_mask].to(cosines.dtype)
     true_log = 0.0 if frequencies is None else frequencies[labels]
-    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_deviation**2 * len(cosines))
+    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_std**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
         """Compute the objective, the losses (n,), and moments (5, n), from which its derivatives are computed."""
@@ -286,8 +286,8 @@ def fit_view_weights(
         x = x.detach().requires_grad_(True)
         log_influence = x[:-2].log_softmax(dim=0)
         logits = x[-2].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
-        size = logits.var(dim=1, correction=0).mean() / WEIGHTING.logit_prior_deviation**2
-        size = size + ((x[-1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation).square()
+        size = logits.var(dim=1, correction=0).mean() / WEIGHTING.logit_prior_std**2
+        size = size + ((x[-1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std).square()
         if logs is not None:
             logits = logits + x[-1] * logs
         divergence = WEIGHTING.weight_shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()

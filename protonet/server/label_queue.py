@@ -34,7 +34,7 @@ from protonet.ui.command_line import write_bug_report
 #: Number of rows to label that are selected in advance, so that no client waits.
 N_SUGGESTED_ROWS = 20
 #: Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted again.
-REFIT_INTERVAL = 5
+LABELS_PER_REFIT = 5
 #: Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
 MAX_LEASE_SECONDS = 600.0
 #: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
@@ -482,7 +482,7 @@ class LabelQueue:
                 with self._lock:
                     answers, left = self.session.list_label_indices(), self.session.list_unlabelled_rows()
                     names = list(self.session.names)
-                anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
+                anew = abs(len(answers) - fitted) >= LABELS_PER_REFIT
                 network = self.session.fit_network(answers, len(names), refit=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows.x, network)

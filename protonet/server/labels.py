@@ -53,7 +53,7 @@ MAX_CLASS_NAME_LENGTH = 100
 #: Minimal similarity (`difflib.SequenceMatcher.ratio`) of a new name to a class name to count as its misspelling.
 MIN_CLASS_NAME_SIMILARITY = 0.85
 #: Time limit of a refit in seconds.
-REFIT_TIME_LIMIT = 5.0
+MAX_REFIT_SECONDS = 5.0
 
 
 class LabelFile:
@@ -333,7 +333,7 @@ def fit_labels(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) ->
     ``blocks`` (dim,) has the index of the column that each feature encodes; None if features are their own columns.
     """
     metadata = {"num_classes": num_classes}
-    return fit_solution([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", column_indices=blocks).network
+    return fit_solution([(x, y)], None, metadata, MAX_REFIT_SECONDS, "fast", column_indices=blocks).network
 
 
 #: Maximal number of uploaded rows, and of characters of an uploaded text.

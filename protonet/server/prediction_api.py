@@ -58,7 +58,7 @@ from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
 #: Number of seconds between two checks whether model files were replaced.
-RELOAD_CHECK_INTERVAL = 0.25
+RELOAD_CHECK_SECONDS = 0.25
 
 
 @dataclass
@@ -119,7 +119,7 @@ def reload_in_background(models: Sequence[HotModel]) -> Iterator[None]:
     stopped = Event()
 
     def check_files() -> None:
-        while not stopped.wait(RELOAD_CHECK_INTERVAL):
+        while not stopped.wait(RELOAD_CHECK_SECONDS):
             for model in models:
                 model.reload_if_replaced()
 

@@ -30,7 +30,7 @@ class GroupColumnThresholds:
     max_minority_fraction: float = 0.13
     #: A significance test divides the rows of each value into pieces of this many rows. It counts the pieces whose rows
     #: have a single class.
-    piece_size: int = 4
+    rows_per_piece: int = 4
     #: Maximum probability of at least that many pieces of a single class if class and value were independent.
     max_p_value: float = 1e-3
     max_p_value_named: float = 0.05  #: The same maximum for a column that is named like a group.
@@ -43,7 +43,7 @@ class GroupColumnThresholds:
     min_code_fraction: float = 0.9  #: Minimum fraction of the values that follow a pattern of codes.
     #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
     max_range_per_value: float = 1.2
-    min_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
+    min_evidence_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
     min_certain_points: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
 
 
@@ -71,7 +71,7 @@ _ID_SUFFIX_PATTERN, _ID_PATTERN = re.compile(_ID_SUFFIXES), re.compile(_ID_WORDS
 class GroupColumn(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
-    evidence_points: int  #: Points of evidence, at least `GroupColumnThresholds.min_points`.
+    evidence_points: int  #: Points of evidence, at least `GroupColumnThresholds.min_evidence_points`.
     n_repeated_values: int  #: The number of values that several rows have.
 
     @property
@@ -126,7 +126,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
         return None
     equal_sizes = counts[repeated].var() <= GROUP_COLUMNS.max_dispersion * counts[repeated].mean()
     points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
-    return GroupColumn(points, len(class_counts)) if points >= GROUP_COLUMNS.min_points else None
+    return GroupColumn(points, len(class_counts)) if points >= GROUP_COLUMNS.min_evidence_points else None
 
 
 def score_group_name(name: str) -> int:
@@ -187,7 +187,7 @@ def _log_p_value_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     order = np.argsort(level_of, kind="stable")
     level, y = level_of[order], labels[order]
     start = np.searchsorted(level, level)  # the first row of the same value
-    is_first = (np.arange(len(y)) - start) % GROUP_COLUMNS.piece_size == 0
+    is_first = (np.arange(len(y)) - start) % GROUP_COLUMNS.rows_per_piece == 0
     piece = np.cumsum(is_first) - 1
     sizes = np.bincount(piece)
     several = sizes > 1

@@ -35,7 +35,7 @@ MAX_SUGGESTED_LABEL_VALUES, MIN_ROWS_PER_SUGGESTED_VALUE = 50, 3
 #: Maximum number of suggestions in a message.
 MAX_SUGGESTIONS = 4
 #: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
-MAX_NAME_STEP_RATIO = 2
+MAX_NUMERIC_NAME_STEP_RATIO = 2
 #: The first words of the note about texts that are read as missing.
 MISSING_NOTE = "read as missing"
 #: The remedy for a file that may lack a header.
@@ -305,7 +305,7 @@ def list_numeric_names(header: Sequence[str]) -> list[str]:
     readings = [[parse_formatted_number(name, mark) for mark in ("point", "comma")] for name in values]
     numeric = [comma if math.isnan(point) else point for point, comma in readings]
     steps = [after - before for before, after in pairwise(numeric)]
-    is_scale = bool(steps) and 0 < max(steps) <= MAX_NAME_STEP_RATIO * min(steps)
+    is_scale = bool(steps) and 0 < max(steps) <= MAX_NUMERIC_NAME_STEP_RATIO * min(steps)
     integral = all(value.is_integer() for value in numeric)
     return [] if (is_scale and (integral or len(steps) > 1)) or (integral and len(values) < 2) else values
 

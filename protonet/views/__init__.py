@@ -9,7 +9,7 @@ from protonet.views.kernel_ridge import KernelRidgeFamily, KernelRidgeView
 from protonet.views.linear import LinearFamily, LinearView
 from protonet.views.mlp import MLPFamily, MLPView
 from protonet.views.tabular_transformer import TabularTransformerFamily, TabularTransformerView
-from protonet.views.view import LinearMap, Source, View
+from protonet.views.view import InputMap, LinearMap, View
 
 #: For each type of view, the class that evaluates candidates and the class of fitted views, in the order of
 #: evaluation. Linear views are first, since other views read their output. Trained views are last.
@@ -22,4 +22,4 @@ VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (MLPFamily, MLPView),
 )
 #: Classes of the feature maps whose output views can take as input.
-SOURCE_CLASSES: tuple[type[Source], ...] = (LinearMap, KernelBank)
+INPUT_MAP_CLASSES: tuple[type[InputMap], ...] = (LinearMap, KernelBank)

@@ -20,7 +20,7 @@ from protonet._validation import check_int, check_number
 from protonet.losses import CHUNK_SIZE, multiply_by_weights
 from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_scale_and_offsets, is_worse_by_one_error, row_slices
-from protonet.views.view import Source, TrainingRows, View, ViewSpec
+from protonet.views.view import InputMap, TrainingRows, View, ViewSpec
 
 #: Minimum width of the output of an MLP, if there are at least 16 classes. Rows of fewer features are zero-padded.
 MIN_EMBEDDING_DIM = 64
@@ -113,7 +113,7 @@ class CandidateEvaluator:
     mlp_sizes: EncoderPlan  #: The sizes of MLPs that may be evaluated.
     generator: torch.Generator = field(default_factory=torch.Generator)  #: Draws initial weights and episodes.
     cached_views: dict[ViewSpec, list[View]] = field(default_factory=dict)
-    """Fitted views whose source is the input of other views: for each spec, one view per fold."""
+    """Fitted views whose input map other views share: for each spec, one view per fold."""
     candidates: list[Candidate] = field(default_factory=list)  #: The candidates evaluated so far, of all families.
     best_linear_losses: Tensor | None = None
     """(n_held_out,) log-losses to which those of a view are compared when it may be pruned. If None, no view is
@@ -135,12 +135,12 @@ class CandidateEvaluator:
     def fit(self, spec: ViewSpec) -> list[View]:
         """Fit a view to the training rows of each fold; return one view per fold. Results are cached by spec."""
         if spec not in self.cached_views:
-            pairs = zip(self.folds, self.fold_sources(spec), strict=True)
+            pairs = zip(self.folds, self.fold_input_maps(spec), strict=True)
             self.cached_views[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
         return self.cached_views[spec]
 
-    def fold_sources(self, spec: ViewSpec) -> Sequence[Source | None]:
-        """Return, for each fold, the fitted source (input map) of a view; None if the view reads the features."""
+    def fold_input_maps(self, spec: ViewSpec) -> Sequence[InputMap | None]:
+        """Fit the input map of a view on each fold; None for each fold if the view reads the features directly."""
         if spec.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(spec.source)]
@@ -151,7 +151,7 @@ class CandidateEvaluator:
         Returns None after the deadline, or if the view is clearly too bad on the first fold (`should_prune`).
         """
         cosines: list[Tensor] = []
-        for index, (fold, source) in enumerate(zip(self.folds, self.fold_sources(spec), strict=True)):
+        for index, (fold, source) in enumerate(zip(self.folds, self.fold_input_maps(spec), strict=True)):
             view = spec.fit(self.rows.select(fold.train), source)  # one at a time, since some views take much memory
             flops = view.flops()
             cosines.append(self.compute_fold_cosines(partial(map_features, view), index))
@@ -219,7 +219,7 @@ class CandidateEvaluator:
 
 
 def map_features(view: View, x: Tensor) -> Tensor:
-    """Compute the output (1, n, dim) of a view for features (n, input_dim); the view's source is applied first."""
+    """Compute the output (1, n, dim) of a view for features (n, input_dim); the view's input map is applied first."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
 

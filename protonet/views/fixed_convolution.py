@@ -24,7 +24,7 @@ from protonet.losses import class_means
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
-from protonet.views.view import Source, TrainingRows, View, ViewSpec
+from protonet.views.view import InputMap, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FixedConvolutionConstants:
     flops_per_response: float = 30.0  #: Number of multiplications that take as long as a response at one position.
     max_fitted_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
     min_scale: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
-    min_varying_deviation: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
+    min_varying_std: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
 
 
 FIXED_CONVOLUTION = FixedConvolutionConstants()
@@ -69,7 +69,7 @@ class ConvolutionFeaturesSpec:
     name: ClassVar[str] = "convolution features"
     traits: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
 
-    def fit(self, rows: TrainingRows, source: Source | None = None) -> View:
+    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> View:
         """Fit the thresholds above which responses are counted; return a view that computes pooled features."""
         return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.line_width))
 
@@ -100,7 +100,7 @@ class FixedConvolutionSpec:
         """The name in reports: "local convolution" or "convolution"."""
         return "local convolution" if self.local_pooling else "convolution"
 
-    def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
+    def fit(self, rows: TrainingRows, source: InputMap | None) -> FixedConvolutionView:
         """Fit the ridge regression in closed form; the view's output is ``num_classes`` scores."""
         assert isinstance(source, KernelBank)  # of `ConvolutionFeaturesSpec`
         bank, rows = source, rows.select(_select_fitted_rows(rows.features))
@@ -227,7 +227,7 @@ class KernelBankConfig(Config):
         raise_unless(self.parts <= self.input_dim, "more parts than features")
 
 
-class KernelBank(Source):
+class KernelBank(InputMap):
     """A feature map from rows to pooled features: the fractions of positions with a response above a threshold.
 
     There is one pooled feature for each dilation, kernel, threshold and part of the row.
@@ -366,7 +366,7 @@ class _RidgeRegression:
         features = features.double()
         self.mean = (self.weights * features).mean(dim=0)
         deviation = (self.weights * (features - self.mean).square()).mean(dim=0).sqrt()
-        varies = deviation > FIXED_CONVOLUTION.min_varying_deviation
+        varies = deviation > FIXED_CONVOLUTION.min_varying_std
         self.gain = torch.where(varies, 1 / deviation.clamp_min(FIXED_CONVOLUTION.min_scale), 0.0)
         self.z = (features - self.mean) * self.gain
         scale = float(self.z.square().sum(dim=1).mean()) or 1.0
@@ -400,7 +400,7 @@ class ConvolutionFeaturesView(View):
     """A view that only holds its source, the pooled features, for other views; it is no part of an embedding."""
 
     kind = "convolution_features"
-    source_type = KernelBank
+    input_map_type = KernelBank
     source: KernelBank
 
     @property
@@ -421,7 +421,7 @@ class FixedConvolutionView(View):
     """Class scores by ridge regression on pooled features."""
 
     kind = "fixed_convolution"
-    config_type, source_type = FixedConvolutionConfig, KernelBank
+    config_type, input_map_type = FixedConvolutionConfig, KernelBank
     config: FixedConvolutionConfig
     source: KernelBank
     readout: Tensor  #: (features, classes) buffer, the coefficients.

@@ -21,7 +21,7 @@ from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluato
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
 from protonet.views.view import (
-    Source,
+    InputMap,
     TrainingRows,
     View,
     ViewSpec,
@@ -78,7 +78,7 @@ class ForestSpec:
         """The name in reports: "forest" or "shifted forest"."""
         return "shifted forest" if self.shifted else "forest"
 
-    def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
+    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> ForestView:
         """Grow a forest from the rows, or from evenly spaced rows if they are many.
 
         The maximum number of rows is ``FOREST.max_fitted_rows`` for all training rows, and the same fraction of a fold.

@@ -25,7 +25,7 @@ from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluato
 from protonet.views.linear import LinearSpec
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Source, TrainingRows, View, require_linear_map, select_evenly
+from protonet.views.view import InputMap, LinearMap, TrainingRows, View, require_linear_map, select_evenly
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class KernelRidgeSpec:
         name = f"{self.kernel_name} {'squashed' if self.apply_tanh else self.source.name}"
         return f"shifted {name}" if self.shifted else name
 
-    def fit(self, rows: TrainingRows, source: Source | None) -> KernelRidgeView:
+    def fit(self, rows: TrainingRows, source: InputMap | None) -> KernelRidgeView:
         """Fit the regression in closed form; the output of the view is ``num_classes`` scores.
 
         Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
@@ -183,7 +183,7 @@ class KernelRidgeFamily(ViewFamily):
 def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[KernelRidgeSpec]) -> Candidate | None:
     """Evaluate a view with several settings; return the best candidate, None if it is pruned or time is over."""
     cosines = torch.zeros(len(specs), 0, evaluator.rows.num_classes, dtype=torch.float32)
-    for index, (source, fold) in enumerate(zip(evaluator.fold_sources(specs[0]), evaluator.folds, strict=True)):
+    for index, (source, fold) in enumerate(zip(evaluator.fold_input_maps(specs[0]), evaluator.folds, strict=True)):
         if evaluator.is_past_deadline():
             return None
         queries = evaluator.rows.features[fold.held_out]
@@ -274,7 +274,7 @@ class KernelRidgeView(View):
     """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of the mapped features z of a row."""
 
     kind = "kernel_ridge"
-    config_type, source_type = KernelRidgeConfig, LinearMap
+    config_type, input_map_type = KernelRidgeConfig, LinearMap
     config: KernelRidgeConfig
     source: LinearMap
     units: Tensor  #: (units, input_dim) buffer, the features of the samples at which kernels are centred.

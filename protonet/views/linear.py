@@ -17,7 +17,7 @@ from protonet.losses import CHUNK_SIZE, class_means, multiply_by_weights
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
-from protonet.views.view import LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
+from protonet.views.view import InputMap, LinearMap, LinearMapConfig, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class LinearViewConstants:
     """Excess of the F statistic over 1 at which half of a feature is assumed to be signal."""
     min_relevance_excess: float = 0.05  #: A smaller excess of the F statistic over 1 is replaced by this.
     min_divisor: float = 1e-30  #: The smallest divisor.
-    max_constant_deviation: float = 1e-6
+    max_constant_std: float = 1e-6
     """A feature is constant if its standard deviation is below this times its root mean square."""
     normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
     min_iqr_fraction: float = 0.1
@@ -191,7 +191,7 @@ class LinearSpec:
         """The minimum number of training rows minus the number of classes with which the view can be fitted."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
-    def fit(self, rows: TrainingRows, source: Source | None = None) -> LinearView:
+    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> LinearView:
         """Fit the affine map to labelled rows; the mean square of its output is 1."""
         all_features = rows.features
         if self.feature_span is not None:
@@ -205,7 +205,7 @@ class LinearSpec:
             shift = _weighted_mean(features, weights)
         if scaling in {"standardised", "relevant", "robust"}:
             deviation = _weighted_mean((features - shift.to(features.dtype)).square(), weights).sqrt()
-            varies = deviation > LINEAR_VIEW.max_constant_deviation * _weighted_mean(features.square(), weights).sqrt()
+            varies = deviation > LINEAR_VIEW.max_constant_std * _weighted_mean(features.square(), weights).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are equal
                 lower, shift, upper = _weighted_quartiles(features, weights)
                 spread = (upper - lower) / LINEAR_VIEW.normal_iqr
@@ -242,7 +242,7 @@ class LinearFamily(ViewFamily):
         return LinearFamily(tuple(name for name in self.scalings if not LinearSpec(name).min_degrees_of_freedom))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate and yield a candidate for each scaling; fitted views are cached as input (source) of other views."""
+        """Evaluate and yield a candidate for each scaling; other views share the input maps of the cached views."""
         for spec in map(LinearSpec, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
@@ -264,10 +264,10 @@ class LinearConfig(Config):
 
 
 class LinearView(View):
-    """A view whose output is that of its source, an affine map, with a constant appended (bias coordinate)."""
+    """A view that applies an affine map to the features, and appends a constant (bias coordinate)."""
 
     kind = "linear"
-    config_type, source_type = LinearConfig, LinearMap
+    config_type, input_map_type = LinearConfig, LinearMap
     config: LinearConfig
     source: LinearMap
 

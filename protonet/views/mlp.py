@@ -35,7 +35,15 @@ from protonet.views.evaluation import (
 from protonet.views.linear import LinearSpec
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, Source, TrainingRows, View, ViewSpec, number_by_first_row, require_linear_map
+from protonet.views.view import (
+    InputMap,
+    LinearMap,
+    TrainingRows,
+    View,
+    ViewSpec,
+    number_by_first_row,
+    require_linear_map,
+)
 
 #: Number of episodes that are sampled by one call, whose time hardly depends on it.
 EPISODES_PER_SAMPLING = 64
@@ -100,7 +108,7 @@ class MLPTrainingData(NamedTuple):
 
 
 def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MLPTrainingData:
-    """Build the training data of an MLP: rows that are mapped by the source, with shifted copies if ``shifted``."""
+    """Build the training data of an MLP: rows that are mapped by ``source``, with shifted copies if ``shifted``."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK_SIZE)])
     weights = rows.class_balanced_weights
@@ -206,14 +214,14 @@ class MLPSpec:
     members: int  #: Number of MLPs, each of which is a part of the embedding.
     hidden: int  #: Number of hidden units of each MLP.
     steps: int  #: Number of training steps.
-    embedding_dim: int  #: Width of the output of each MLP, at least the width of the source.
+    embedding_dim: int  #: Width of the output of each MLP, at least the width of its input.
     shifted: bool = False  #: Whether the MLPs are also trained on shifted copies of the rows.
     training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
     trained: ClassVar[bool] = True
 
     @property
     def traits(self) -> frozenset[str]:
-        """Properties by which the prior predicts the view's weight: "learned", and those of the source."""
+        """Properties by which the prior predicts the view's weight: "learned", and those of the input map."""
         return self.source.traits | {"learned"}
 
     @property
@@ -221,7 +229,7 @@ class MLPSpec:
         """The name in reports: the number of MLPs, their hidden units, their input, and the number of steps."""
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
-    def fit(self, rows: TrainingRows, source: Source | None) -> MLPView:
+    def fit(self, rows: TrainingRows, source: InputMap | None) -> MLPView:
         """Train the MLPs on labelled rows; initial weights and episodes are drawn with the seed ``rows.seed`` alone."""
         generator = torch.Generator().manual_seed(rows.seed)
         source = require_linear_map(source)
@@ -340,7 +348,7 @@ class MLPFamily(ViewFamily):
 
 
 def _apply_mlps(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
-    """Map features x (n, input_dim) by a source, then by the selected MLPs if any: (members, n, dim)."""
+    """Apply the input map ``source``, then the selected MLPs, to features x (n, input_dim): (members, n, dim)."""
     z: Tensor = source(x)
     return z[None] if mlps is None else mlps(z, members)
 
@@ -358,12 +366,12 @@ class MLPView(View):
     """A view whose output has a part (a block of columns) for each MLP of an ensemble."""
 
     kind = "mlp"
-    config_type, source_type = MLPConfig, LinearMap
+    config_type, input_map_type = MLPConfig, LinearMap
     config: MLPConfig
     source: LinearMap
 
     def __init__(
-        self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
+        self, config: Config, source: InputMap | None = None, tensors: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__(config, source, tensors)
         dim = self.source.config.dim
@@ -372,7 +380,7 @@ class MLPView(View):
 
     @classmethod
     def from_mlps(cls, mlps: ResidualMLPs, source: LinearMap) -> MLPView:
-        """Build a view from trained MLPs and the source that they read."""
+        """Build a view from trained MLPs and their input map."""
         members, hidden, embedding_dim = mlps.last.shape
         view = cls(MLPConfig(members, hidden, embedding_dim), source)
         view.mlps = mlps

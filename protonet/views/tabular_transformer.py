@@ -33,7 +33,7 @@ from protonet.views.transformer import (
     encode_labelled_rows,
     unpack_weights,
 )
-from protonet.views.view import Source, TrainingRows, View, ViewSpec, select_evenly
+from protonet.views.view import InputMap, TrainingRows, View, ViewSpec, select_evenly
 
 MAX_ABS_Z_SCORE = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
@@ -42,7 +42,8 @@ NUMERIC_CHANNELS = 3
 RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before `order_groups` sorts by them.
 #: Values with a smaller relative difference count as equal, so that float32 and float64 rows have equal ranks.
 EQUALITY_TOLERANCE = 1e-6
-CODE_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
+#: Their square roots generate the quasi-random codes of categories.
+CATEGORY_CODE_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 class CellEncoder:
@@ -139,7 +140,7 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
 def _make_category_codes(levels: int) -> Tensor:
     """Compute a fixed random-like code of each category of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
-    uniform = (index * torch.tensor(CODE_PRIMES, dtype=torch.float64).sqrt()).frac()
+    uniform = (index * torch.tensor(CATEGORY_CODE_PRIMES, dtype=torch.float64).sqrt()).frac()
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
 
 
@@ -159,7 +160,7 @@ class TabularTransformerLimits:
     max_rows: int = 256  #: Maximum number of context rows.
     max_cells: int = 2**13  #: Maximum number of cells of all context rows.
     max_classes: int = 60  #: Maximum number of classes: with more, too many classes would share a class code.
-    chunk: int = 2**14  #: Number of cells that are embedded at once.
+    cells_per_chunk: int = 2**14  #: Number of cells that are embedded at once.
 
 
 TABULAR_TRANSFORMER = TabularTransformerLimits()
@@ -180,7 +181,7 @@ class TabularTransformerSpec:
     traits: ClassVar[frozenset[str]] = frozenset({"transformer"})
     name: ClassVar[str] = "tabular transformer"
 
-    def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
+    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> TabularTransformerView:
         """Choose the context rows, which the transformer attends to, and build the view; nothing is trained.
 
         If there are too many rows, those of the largest weights are chosen. Rows of equal weight are chosen evenly from
@@ -352,7 +353,7 @@ class TabularTransformerView(View):
         with torch.no_grad():
             weights, cells, memory = self._encode_context()
             passes = self.config.passes
-            chunk_rows = max(1, TABULAR_TRANSFORMER.chunk // (cells.columns + 1) // passes)
+            chunk_rows = max(1, TABULAR_TRANSFORMER.cells_per_chunk // (cells.columns + 1) // passes)
             parts = []
             for x in (z,) if torch.compiler.is_compiling() else z.split(chunk_rows):
                 parts.append(embed_rows(weights, cells.encode(x)[None], memory).transpose(0, 1).flatten(1))

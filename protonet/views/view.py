@@ -105,7 +105,7 @@ def select_evenly(n: int, count: int) -> Tensor:
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()
 
 
-def require_linear_map(source: Source | None) -> LinearMap:
+def require_linear_map(source: InputMap | None) -> LinearMap:
     """Return ``source`` itself if it is a `LinearMap`; otherwise raise a ValueError."""
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
@@ -169,7 +169,7 @@ def _copy_contiguous(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-class Source(RestorableModule):
+class InputMap(RestorableModule):
     """A feature map whose output several views take as input; the encoder evaluates it once for all these views."""
 
     def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
@@ -191,7 +191,7 @@ class LinearMapConfig(Config):
         raise_unless(self.first + self.dim <= self.input_dim, "a map of columns that are not there")
 
 
-class LinearMap(Source):
+class LinearMap(InputMap):
     """An affine map with a diagonal plus low-rank matrix, the input of linear views and of most other views.
 
     It computes ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
@@ -248,23 +248,23 @@ class View(RestorableModule):
             called.
 
     Raises:
-        ValueError: The source is not an instance of ``source_type``.
+        ValueError: The source is not an instance of ``input_map_type``.
     """
 
-    source_type: ClassVar[type[Source] | None] = None  #: The class of the source.
-    source: Source | None
+    input_map_type: ClassVar[type[InputMap] | None] = None  #: None if the view reads the features.
+    source: InputMap | None
 
     def __init__(
-        self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
+        self, config: Config, source: InputMap | None = None, tensors: Mapping[str, Tensor] | None = None
     ) -> None:
-        expected_type = self.source_type or type(None)
+        expected_type = self.input_map_type or type(None)
         raise_unless(type(source) is expected_type, f"a view of kind {self.kind} with another source")
         self.__dict__["source"] = source  # not a submodule: its state is stored once, by the encoder
         super().__init__(config, tensors)
 
     @property
     def input_dim(self) -> int:
-        """The number of features of a row, before the source is applied."""
+        """The number of features of a row, before the input map is applied."""
         config: Any = self.config if self.source is None else self.source.config
         return int(config.input_dim)
 
@@ -278,7 +278,7 @@ class View(RestorableModule):
         return (int(config.classes),)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map the output (n, dim) of the source to the concatenated parts of the view (n, sum of ``sizes``)."""
+        """Map the output (n, dim) of the input map to the concatenated parts of the view (n, sum of ``sizes``)."""
         raise NotImplementedError
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
@@ -294,7 +294,7 @@ class View(RestorableModule):
         raise NotImplementedError
 
     def flops(self) -> float:
-        """Estimate the time to embed a row, without its source, as a number of multiplications; 0 if negligible."""
+        """Estimate the time to embed a row, without the input map, as a number of multiplications; 0 if negligible."""
         return 0.0
 
 
@@ -311,7 +311,7 @@ class ViewSpec(Protocol):
 
     @property
     def source(self) -> ViewSpec | None:
-        """The spec whose fitted view provides the source of this view; None if this view reads the features."""
+        """The spec of the view that provides the input map (`InputMap`); None if this view reads the features."""
 
     @property
     def shifted(self) -> bool:
@@ -321,7 +321,7 @@ class ViewSpec(Protocol):
     def trained(self) -> bool:
         """Whether the view is trained by gradient descent; a network has at most one such view."""
 
-    def fit(self, rows: TrainingRows, source: Source | None) -> View:
+    def fit(self, rows: TrainingRows, source: InputMap | None) -> View:
         """Fit a view to labelled rows.
 
         Args:

@@ -28,7 +28,7 @@ from analysis.pretrained.measure import (
 )
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
-from protonet.embeddings.opening import PACKAGED
+from protonet.embeddings.opening import ENCODER_PACKAGES
 from tests.analysis.conftest import read_cells
 from tests.embeddings.pictures.test_files import write_onnx
 
@@ -39,7 +39,8 @@ WORDS = {
 }
 ROWS_PER_CLASS = 12
 needs_words = pytest.mark.skipif(
-    not all(find_spec(module) for module in PACKAGED["words"].required_modules), reason='needs the extra "words"'
+    not all(find_spec(module) for module in ENCODER_PACKAGES["words"].required_modules),
+    reason='needs the extra "words"',
 )
 
 

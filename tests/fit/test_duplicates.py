@@ -138,7 +138,7 @@ def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
     groups = torch.randint(n_groups, (60,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr("protonet.selection.folds.FOLDS", FoldLimits(max_rows=50, max_held_out_rows=20))
+            patch.setattr("protonet.selection.folds.FOLD_LIMITS", FoldLimits(max_rows=50, max_held_out_rows=20))
         folds = split_folds(labels, classes, partition=seed, groups=groups)
     judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)

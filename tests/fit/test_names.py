@@ -20,7 +20,7 @@ from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.fit.cross_validation import balanced_class_weights, cross_validate, held_out_indices, restore_row_counts
 from protonet.fit.names import (
-    CLASS_NAMES,
+    NAME_CONSTANTS,
     NAMES_ONLY_SEARCH,
     choose_name_weight,
     classify_by_names,
@@ -81,7 +81,7 @@ def test_class_names_are_embedded_like_texts() -> None:
     names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
-    assert names.sample_count in CLASS_NAMES.candidate_weights
+    assert names.sample_count in NAME_CONSTANTS.candidate_weights
     embedded = column.encode(np.array(["card", "money back: refunds"], object))
     of_texts = list(encoding.feature_range(1))
     np.testing.assert_allclose(names.features[:, of_texts], embedded - embedded.mean(axis=0), atol=1e-6)
@@ -90,7 +90,7 @@ def test_class_names_are_embedded_like_texts() -> None:
         torch.testing.assert_close(names.features[row, others], x[labels == row][:, others].mean(dim=0))
     alone = embed_class_names(encoding, ["card", "money"], x[:0], labels[:0])
     assert alone is not None
-    assert alone.sample_count == CLASS_NAMES.default_weight
+    assert alone.sample_count == NAME_CONSTANTS.default_weight
     assert not alone.features[:, others].any()
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
         result = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
@@ -105,11 +105,11 @@ def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     for step in range(1, 5):  # of other classes
         assert choose_name_weight(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
     first = torch.stack([X[label == Y][0] for label in range(5)])
-    assert choose_name_weight(first, known, NEAR, known, 5) == CLASS_NAMES.default_weight  # no class has two rows
+    assert choose_name_weight(first, known, NEAR, known, 5) == NAME_CONSTANTS.default_weight  # no class has two rows
     assert choose_name_weight(first, known, NEAR.roll(1, dims=0), known, 5) == 0
-    assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == CLASS_NAMES.default_weight
+    assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == NAME_CONSTANTS.default_weight
     some = Y < 2  # those named, the others' rows are no evidence
-    assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in CLASS_NAMES.candidate_weights
+    assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in NAME_CONSTANTS.candidate_weights
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, wei
             vectors_of_class = [x[other] for other in range(len(x)) if other != row and labels[other] == label]
             total = np.sum([*vectors_of_class, weight * names[label]], axis=0)
             cosines[row, label] = x[row] @ total / np.linalg.norm(total)
-    ridge = cosines.var(axis=1).mean() / (WEIGHTING.logit_prior_deviation**2 * len(x))
+    ridge = cosines.var(axis=1).mean() / (WEIGHTING.logit_prior_std**2 * len(x))
 
     def loss(factor: float, ridge: float = 0) -> float:
         logits = factor * cosines
@@ -149,14 +149,17 @@ def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
         x, labels = x[first], labels[first]
         weight = choose_name_weight(x, labels, names, torch.arange(4), 4)
         losses = [
-            leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item) for item in CLASS_NAMES.candidate_weights
+            leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item)
+            for item in NAME_CONSTANTS.candidate_weights
         ]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
-        likely = (CLASS_NAMES.inverse_temperature * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(
-            x
-        ) * math.log(4)
+        likely = (NAME_CONSTANTS.inverse_temperature * cosines).log_softmax(dim=1).gather(
+            1, labels[:, None]
+        ).sum() + len(x) * math.log(4)
         assert weight == (
-            CLASS_NAMES.candidate_weights[int(np.argmin(losses))] if likely + CLASS_NAMES.prior_evidence >= 0 else 0
+            NAME_CONSTANTS.candidate_weights[int(np.argmin(losses))]
+            if likely + NAME_CONSTANTS.prior_evidence >= 0
+            else 0
         )
         chosen.add(weight)
     assert len(chosen) > 2
@@ -235,7 +238,7 @@ def test_the_order_of_rows_and_names_has_no_effect() -> None:
 
 
 def test_names_alone_are_the_prototypes() -> None:
-    names = ClassNameRows(NEAR, torch.arange(5), CLASS_NAMES.default_weight)
+    names = ClassNameRows(NEAR, torch.arange(5), NAME_CONSTANTS.default_weight)
     solution = fit_solution(None, metadata={"num_classes": 5}, effort=NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8

@@ -35,7 +35,7 @@ from protonet.fit.search import (
 )
 from protonet.fit.solver import solve
 from protonet.selection import scoring
-from protonet.selection.folds import FOLDS
+from protonet.selection.folds import FOLD_LIMITS
 from protonet.selection.scoring import WEIGHTING, fit_view_weights, row_slices, weights_from_losses
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views import VIEW_FAMILIES
@@ -228,7 +228,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
 @pytest.mark.parametrize("samples", [1, 2])
 def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
-    classes, limits = 1000, replace(FOLDS, max_cosines=2**19)
+    classes, limits = 1000, replace(FOLD_LIMITS, max_cosines=2**19)
     for module in ("protonet.selection.folds", "protonet.fit.search"):
         monkeypatch.setattr(f"{module}.FOLDS", limits)
     labels = torch.arange(classes).repeat(samples)

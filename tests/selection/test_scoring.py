@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
 
-from protonet.selection.folds import FOLDS, split_folds
+from protonet.selection.folds import FOLD_LIMITS, split_folds
 from protonet.selection.scoring import (
     WEIGHTING,
     fit_scale_and_offsets,
@@ -49,7 +49,7 @@ def test_folds_are_stratified_and_never_leave_a_class_without_rows_to_fit_on(see
 def test_many_rows_have_one_held_out_part() -> None:
     labels = torch.arange(40_000) % 100
     (fold,) = split_folds(labels, 100)
-    assert len(fold.held_out) <= FOLDS.max_held_out_rows
+    assert len(fold.held_out) <= FOLD_LIMITS.max_held_out_rows
     assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
     assert int(torch.bincount(labels[fold.held_out]).min()) > 0
     (fold,) = split_folds(torch.arange(100) % 20, 400_000)
@@ -65,7 +65,7 @@ def test_with_many_classes_at_most_a_fold_is_held_out(grouped: bool) -> None:
     groups = torch.arange(9000) if grouped else None
     (fold,) = split_folds(labels, 3000, groups=groups)
     assert 0 < len(fold.held_out) <= 9000 // (5 if grouped else 3)  # one of three rows at most, of each class
-    assert len(fold.held_out) * 3000 <= FOLDS.max_cosines
+    assert len(fold.held_out) * 3000 <= FOLD_LIMITS.max_cosines
     assert len(labels[fold.train].unique()) == 3000
 
 
@@ -86,7 +86,7 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
     cosines[torch.arange(60), labels] += signal
     factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=1).mean() / (WEIGHTING.logit_prior_deviation**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (WEIGHTING.logit_prior_std**2 * 60)
 
     def objective(beta: float) -> float:
         return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
@@ -153,7 +153,7 @@ def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
         logits = np.exp(point[2]) * np.tensordot(fraction, views, axes=1)
         held_out = (
             WEIGHTING.weight_shrinkage * (fraction * np.log(fraction / prior)).sum()
-            + logits.var(axis=1).mean() / WEIGHTING.logit_prior_deviation**2 / 2
+            + logits.var(axis=1).mean() / WEIGHTING.logit_prior_std**2 / 2
         )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
@@ -208,8 +208,8 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
 
     def objective(x: np.ndarray) -> float:
         log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
-        prior = spread * (x[0] / WEIGHTING.logit_prior_deviation) ** 2
-        prior += ((x[1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation) ** 2
+        prior = spread * (x[0] / WEIGHTING.logit_prior_std) ** 2
+        prior += ((x[1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
     best = scipy.optimize.minimize(objective, [1.0, 0.5], tol=1e-10).x
@@ -235,7 +235,7 @@ def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
 
     def objective(exponent: float) -> float:
         log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
-        prior = ((exponent - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation) ** 2
+        prior = ((exponent - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std) ** 2
         return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
 
     assert factor == 0

@@ -33,7 +33,7 @@ from protonet.views.fixed_convolution import (
 from protonet.views.forest import FOREST, ForestFamily, ForestSpec, ForestView, max_tree_count
 from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Source, TrainingRows
+from protonet.views.view import InputMap, TrainingRows
 from tests.strategies import accuracy, blobs, make_noise_evaluator, seeds
 
 
@@ -174,7 +174,7 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
     trees: list[int] = []
     fit = ForestSpec.fit
 
-    def record(spec: ForestSpec, rows: TrainingRows, source: Source | None = None) -> ForestView:
+    def record(spec: ForestSpec, rows: TrainingRows, source: InputMap | None = None) -> ForestView:
         trees.append(spec.max_trees)
         return fit(spec, rows, source)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.config import Config, bounded_field
-from protonet.views.view import LinearMap, TrainingRows, Source, ViewSpec, View
+from protonet.views.view import LinearMap, InputMap, TrainingRows, ViewSpec, View
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Toy:
         """The power."""
         return f"toy to the power of {self.power}"
 
-    def fit(self, rows: TrainingRows, source: Source | None = None) -> ToyView:
+    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> ToyView:
         """Take the means."""
         mean = rows.features.mean(dim=0)
         return ToyView(ToyConfig(len(mean), self.power), None, {"mean": mean})

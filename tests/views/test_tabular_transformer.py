@@ -217,7 +217,7 @@ def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     fold = TabularTransformerSpec().fit(rows.select(torch.arange(len(y) * 2 // 3)))
     assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
     view = TabularTransformerSpec(2).fit(TrainingRows(x[:60], y[:60], 5))
-    x = x[: TABULAR_TRANSFORMER.chunk // 16]
+    x = x[: TABULAR_TRANSFORMER.cells_per_chunk // 16]
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not

@@ -41,9 +41,9 @@ from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.mlp import MLPFamily, MLPSpec
 from protonet.views.shifts import FEATURE_ORDER, FeatureOrder, detect_feature_order, shift_rows
 from protonet.views.view import (
+    InputMap,
     LinearMap,
     LinearMapConfig,
-    Source,
     TrainingRows,
     number_by_first_row,
     require_linear_map,
@@ -247,7 +247,7 @@ def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest
         for ridge in KERNEL_RIDGE_PENALTIES
     ]
     parts = []
-    for source, fold in zip(evaluator.fold_sources(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
+    for source, fold in zip(evaluator.fold_input_maps(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
         rows, queries = evaluator.rows.select(fold.train), evaluator.rows.features[fold.held_out]
         regression = kernel_ridge._KernelRegression(KERNEL_RIDGE_SPECS[0], require_linear_map(source), rows, queries)
         parts.append(
@@ -279,7 +279,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     fits: list[TrainingRows] = []
     fit = ForestSpec.fit
 
-    def record(spec: ForestSpec, rows: TrainingRows, source: Source | None) -> ForestView:
+    def record(spec: ForestSpec, rows: TrainingRows, source: InputMap | None) -> ForestView:
         fits.append(rows)
         return fit(spec, rows, source)
 

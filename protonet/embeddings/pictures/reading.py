@@ -54,7 +54,7 @@ def is_picture_path(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
 
 
-def holds_pictures(folder: Path) -> bool | None:
+def contains_pictures(folder: Path) -> bool | None:
     """Test whether a folder holds pictures. Returns True for pictures, False for Parquet files, None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:

@@ -190,7 +190,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, :].expand_as(scores)
     spread = _compute_spread(scores, row_weights)[..., 0, 0]
-    ridge = spread.square() / (WEIGHTING.logit_prior_deviation**2 * count)
+    ridge = spread.square() / (WEIGHTING.logit_prior_std**2 * count)
     true = (scores * hot).sum(dim=-2)
 
     def mean(values: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class FittedColumn(ABC):
     #: Maximum fraction of cells in new rows that `is_invalid` marks; a larger fraction is an error.
     max_invalid_fraction: ClassVar[float] = 0.5
     #: Whether the features would outweigh those of other columns in the same feature map (view).
-    dominates: ClassVar[bool] = False
+    outweighs_other_columns: ClassVar[bool] = False
 
     @property
     @abstractmethod

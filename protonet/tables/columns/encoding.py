@@ -93,10 +93,10 @@ class Encoding:
         embeddings of the texts would outweigh the other columns in a view of all features.
         """
         spans: list[tuple[int, int]] = []
-        split = any(column.dominates for column in self.columns) and len(self.columns) > 1
+        split = any(column.outweighs_other_columns for column in self.columns) and len(self.columns) > 1
         first = run_start = 0
         for column, size in zip(self.columns, self.column_sizes, strict=True):
-            standalone = column.standalone_block_sizes if split or not column.dominates else []
+            standalone = column.standalone_block_sizes if split or not column.outweighs_other_columns else []
             if split and standalone:
                 spans += [(run_start, first)] * (first > run_start)
                 run_start = first + size

@@ -40,7 +40,7 @@ class TextFeatureLimits:
     max_fitted_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
     max_components: int = 512  #: Maximum number of components.
     max_components_per_row: float = 1.0  #: Maximum number of components per training row.
-    max_basis_size: float = 4e6  #: Maximum number of n-grams times components, whose weights the model file stores.
+    max_basis_elements: float = 4e6  #: Maximum number of n-grams times components, whose weights the model file stores.
     #: Whether the weights of words and those of character n-grams are scaled to norm 1 separately, before their sum is.
     normalize_separately: bool = True
     #: The variance of each component is raised to this power: 1 keeps the variances, 0 makes them equal (whitening).
@@ -56,7 +56,7 @@ SECONDARY_TEXT_FEATURES = TextFeatureLimits(
     max_ngrams=4096,
     max_components=24,
     max_components_per_row=0.25,
-    max_basis_size=math.inf,
+    max_basis_elements=math.inf,
     normalize_separately=False,
     variance_exponent=1.0,
 )
@@ -103,7 +103,7 @@ class Text(FittedColumn):
         if not any(-rows >= rules.min_shared_rows for rows, _ in candidates):
             candidates = []
         rank = min(rules.max_components, max(1, round(rules.max_components_per_row * len(cells))))
-        max_grams = int(min(rules.max_ngrams, rules.max_basis_size / 2 / rank))
+        max_grams = int(min(rules.max_ngrams, rules.max_basis_elements / 2 / rank))
         groups = [candidates]
         if rules.normalize_separately:
             groups = [[item for item in candidates if is_word_or_bigram(item[1]) == words] for words in (True, False)]
@@ -243,7 +243,7 @@ class ColumnEmbedding:
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
         mean = mean.astype(np.float32)
-        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.typed_path)
+        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.user_path)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the centred and scaled embeddings (n, width) float32 of items (n,): texts, or paths of pictures.
@@ -277,7 +277,7 @@ class ColumnEmbedding:
     def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
         """Return a copy of the embedding with its pretrained network loaded."""
         representation = open_representation(self.record)
-        return replace(self, representation=representation, show_progress=show_progress, path=representation.typed_path)
+        return replace(self, representation=representation, show_progress=show_progress, path=representation.user_path)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a pickle, without the loaded network."""
@@ -307,7 +307,7 @@ class EmbeddedText(FittedColumn):
     weight: float = 1.0  #: The factor of all features, less than 1 if they would outweigh other columns.
     kind: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
-    dominates: ClassVar[bool] = True
+    outweighs_other_columns: ClassVar[bool] = True
     #: Texts without a known word are never an error. The prediction for such rows is the class frequencies.
     max_invalid_fraction: ClassVar[float] = 1.0
 
