@@ -16,7 +16,6 @@ from analysis.real_data import mixed, robustness
 from analysis.real_data.mixed import PIPELINES, fit_protonet, read_frames
 from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
 from analysis.real_data.robustness import METHODS, Run, list_runs, run_method
-from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import (
     KEEL_TABLES,
     MIXED_TABLES,
@@ -194,33 +193,12 @@ def test_missing_package_leaves_its_sets_out(
     assert "pip install --no-deps aeon" in line
 
 
-def test_regimes_hide_their_rows() -> None:
-    data = load_real_dataset("digits")
-    alike, imbalanced, novel = (split_rows(data, 5, 0, regime) for regime in ("alike", "shares", "strangers"))
-    assert alike is not None
-    assert imbalanced is not None
-    assert novel is not None
-    assert torch.bincount(alike.unlabelled[1]).tolist() == [MAX_ROWS] * 10
-    counts = torch.bincount(imbalanced.unlabelled[1], minlength=10)
-    assert int(counts.max()) == MAX_ROWS
-    assert int(counts.min()) < MAX_ROWS / 3
-    assert (novel.num_classes, int(novel.unlabelled[1].max())) == (7, 9)
-    assert int(novel.train[1].max()) == int(novel.test[1].max()) == 6
-    assert torch.bincount(alike.train[1]).tolist() == [5] * 10
-    rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.unlabelled, alike.test)]
-    assert not rows[0] & rows[1]
-    assert len(rows[1] & rows[2]) < 3  # digits hold a few equal images
-    assert split_rows(load_real_dataset("breast_cancer"), 5, 0, "strangers") is None
-
-
 def test_reports(make_report: Callable[[str], Made]) -> None:
     made = make_report("robustness")
     assert (made.folder / "plot.png").read_bytes()[:4] == b"\x89PNG"
     assert [(row["dataset"], row["shots"]) for row in made.rows] == [("iris", 1), ("iris", 2)]
     assert all(set(row["percent"]) == {"fast", "cosine", "knn"} for row in made.rows)
     assert all(set(row["log_loss"]) == {"fast"} for row in made.rows)
-    table = make_report("semi-supervised").table
-    assert all(text in table for text in ("**5 per class, alike**", "**5 per class, strangers**", "LabelSpreading"))
 
 
 def make_split(seed: int = 0) -> MixedSplit:

@@ -61,8 +61,7 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     output = capsys.readouterr().out
     assert output.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(output.split())
-    placed = {"pretrained", "episode-photographs"}
-    needed = ["x"] if name in placed else ["--optimizer", "x"] if name == "optimizer-time" else []
+    needed = ["x"] if name == "pretrained" else ["--optimizer", "x"] if name == "optimizer-time" else []
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
         captured = capsys.readouterr()
@@ -83,7 +82,6 @@ ERRORS = {
     "robustness --datasets iris --shots 60": "`--datasets` must have rows enough for a split",
     "robustness --json /proc/x.json": "`--json` must be a file that can be written; got /proc/x.json",
     "robustness --json build/x --markdown build/../build/x": "`--markdown` must be another file than --json",
-    "semi-supervised --datasets iris --shots 49": "`--datasets` must have rows enough for a split",
 }
 
 

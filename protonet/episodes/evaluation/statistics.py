@@ -42,13 +42,6 @@ class MeasureMean:
         over_classes = math.nan if class_mask is None else half_width(values, class_mask)
         return cls(nan_mean(values), over_classes, half_width(values), int((~values.isnan()).sum()))
 
-    @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> MeasureMean:
-        """Create a mean from the dictionary that `to_dict` returned, for example after reading it from JSON."""
-        widths = (written["half_width_classes"], written["half_width_episodes"])
-        over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
-        return cls(float(written["accuracy"]), over_classes, over_episodes)
-
     def get_half_width(self, kind: str) -> float:
         """Return the half-width of the interval over "classes" or "episodes" (``kind``); NaN if it is unknown."""
         return self.half_width_classes if kind == "classes" else self.half_width_episodes

@@ -1,1 +1,0 @@
-"""Studies of few-shot episodes."""
