@@ -22,7 +22,7 @@ from torch import Tensor
 
 from analysis.shared.baselines import BASELINES, pool_labelled
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, parse_integers, run_all
-from analysis.shared.tables import format_mean, mean_and_error, subtract_pairs
+from analysis.shared.tables import format_mean, mean_and_error, paired_differences
 from protonet import solve
 from protonet._text import plural
 from protonet.datasets import FAMILIES, Split, sample_family
@@ -260,14 +260,14 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         percent = row["percent"]
         ours, bayes = percent[SOLVER], percent.get(BAYES, [])
         line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
-        line.append(format_mean(subtract_pairs(bayes, ours), sign=True))
+        line.append(format_mean(paired_differences(bayes, ours), sign=True))
         for method in shown:
             other = percent.get(method, [])
-            difference = format_mean(subtract_pairs(ours, other), sign=True)
+            difference = format_mean(paired_differences(ours, other), sign=True)
             line.append(f"{mean_and_error(other)[0]:.2f} ({difference})" if other else "")
         compared = [percent[method] for method in COMPARED_METHODS if method in percent]
         best: list[float] = max(compared, key=lambda values: mean_and_error(values)[0], default=[])
-        line.append(format_mean(subtract_pairs(best, ours), sign=True))
+        line.append(format_mean(paired_differences(best, ours), sign=True))
         line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]
         lines.append(line)
     return format_table(header, lines) + TABLE_NOTE.format(draws=plural(len(rows[0]["seconds"]), "draw"))

@@ -24,15 +24,17 @@ SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and cla
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
 TableGenerator = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
 NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
-LEVELS = 12  #: Maximal number of levels of a category.
-N_REPEATED = 4  #: New rows that repeat labelled rows: the transformer learns what an equal row with a label means.
+MAX_CATEGORY_LEVELS = 12  #: Maximal number of levels of a category.
+N_REPEATED_ROWS = 4  #: New rows that repeat labelled rows: the transformer learns what an equal row with a label means.
 
 
 def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> SampledTables:
     """Generate synthetic tables: values (tables, rows, columns) and 2 to ``max_classes`` classes (tables, rows)."""
-    drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
+    drawn = torch.randint(len(TABLE_FAMILIES), (tables,), generator=generator)
     values, classes = [], []
-    for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
+    for family, count in zip(
+        TABLE_FAMILIES, torch.bincount(drawn, minlength=len(TABLE_FAMILIES)).tolist(), strict=True
+    ):
         if not count:
             continue
         more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
@@ -228,7 +230,7 @@ def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: i
 
 
 #: The family of a table is one of these, sampled as often as it is listed.
-FAMILIES: tuple[TableGenerator, ...] = (
+TABLE_FAMILIES: tuple[TableGenerator, ...] = (
     *(_make_causal, _make_groups) * 2,
     *(_make_groups, _make_boxes, _make_smooth, _make_pairs, _make_regions),
 )
@@ -263,7 +265,7 @@ class Columns(NamedTuple):
     """Columns of numbers and categories, with masks of missing and categorical cells."""
 
     values: Tensor  #: (tables, rows, columns) float32: the numbers, with missing values filled in.
-    gap: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
+    missing: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
     category: Tensor  #: (tables, 1, columns) bool: whether the column is a category.
     level: Tensor  #: (tables, rows, columns) int64 < LEVELS: the levels of categories.
 
@@ -286,8 +288,8 @@ def make_episodes(
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # classes are balanced, or as frequent as in the table
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
-    new_rows = torch.multinomial(others, new - N_REPEATED, generator=generator)
-    again = chosen[:, torch.randint(labelled, (N_REPEATED,), generator=generator)]
+    new_rows = torch.multinomial(others, new - N_REPEATED_ROWS, generator=generator)
+    again = chosen[:, torch.randint(labelled, (N_REPEATED_ROWS,), generator=generator)]
     order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
@@ -306,7 +308,9 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
     plain = uniform(*per_column) > uniform(*one) * (uniform(*one) < 0.6)
     sort, few = uniform(*per_column), uniform(*per_column)
     rank = x.argsort(dim=1).argsort(dim=1) / rows
-    levels = torch.where(uniform(*per_column) < 0.5, 2, torch.randint(2, LEVELS + 1, per_column, generator=generator))
+    levels = torch.where(
+        uniform(*per_column) < 0.5, 2, torch.randint(2, MAX_CATEGORY_LEVELS + 1, per_column, generator=generator)
+    )
     level = torch.floor(rank ** (0.4 + 1.6 * few) * levels)
     category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
     two = category & (levels == 2)
@@ -316,23 +320,23 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
     gaps = (uniform(*per_column) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~category
     reason = torch.randn(x.shape, generator=generator)  # gaps may depend on the value
     reason = reason + x * torch.randn(per_column, generator=generator) * (uniform(*per_column) < 0.5)
-    gap = gaps & (reason > 0.3 + 1.8 * uniform(*per_column))
-    values = torch.where(gap, values[:, :labelled].median(dim=1, keepdim=True).values, values)
-    return Columns(values, gap, category, level.long().clamp(0, LEVELS - 1))
+    missing = gaps & (reason > 0.3 + 1.8 * uniform(*per_column))
+    values = torch.where(missing, values[:, :labelled].median(dim=1, keepdim=True).values, values)
+    return Columns(values, missing, category, level.long().clamp(0, MAX_CATEGORY_LEVELS - 1))
 
 
 def encode_cells(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
     """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, in batches, with random category codes."""
-    values, gap, category, level = columns
-    shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
+    values, missing, category, level = columns
+    shape = (len(values), values.shape[2], MAX_CATEGORY_LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
-    fraction = F.one_hot(level[:, :labelled], LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
+    fraction = F.one_hot(level[:, :labelled], MAX_CATEGORY_LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
     spread = (fraction * (1 - fraction)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
     codes = (codes - (fraction[..., None] * codes).sum(dim=2, keepdim=True)) / spread
     chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
     ranks = RANK_SCALE * _rank_among_labelled(values, labelled)
-    numeric = torch.stack([_scale_columns(values, labelled), ranks, _scale_columns(gap.float(), labelled)], dim=3)
+    numeric = torch.stack([_scale_columns(values, labelled), ranks, _scale_columns(missing.float(), labelled)], dim=3)
     numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
     known = mask_labelled_classes(classes, labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from analysis.incontext.episodes import LEVELS, N_REPEATED, Columns, Episodes, encode_cells
+from analysis.incontext.episodes import MAX_CATEGORY_LEVELS, N_REPEATED_ROWS, Columns, Episodes, encode_cells
 from analysis.real_data.sets import (
     INSTALL_REMEDY,
     TABLES_PER_HELD_OUT_TABLE,
@@ -86,13 +86,13 @@ def _draw_episode(
         weight = 1 / np.bincount(classes[rows])[classes[rows]]
         order = rng.choice(rows, len(rows), replace=False, p=weight / weight.sum())
     chosen = order[:labelled]
-    new_rows = rng.permutation(order[labelled:])[: new - N_REPEATED]
-    selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=N_REPEATED)]])
+    new_rows = rng.permutation(order[labelled:])[: new - N_REPEATED_ROWS]
+    selected = np.concatenate([chosen, new_rows, chosen[rng.integers(labelled, size=N_REPEATED_ROWS)]])
     if len(np.unique(classes[chosen])) < 2:
         return None
     others = [index for index, column in enumerate(table) if index != label and not (numeric and column.category)]
     shape = (len(selected), columns)
-    numbers, gap, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
+    numbers, missing, level = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, np.int64)
     category = np.zeros((1, columns), bool)
     for at, index in enumerate(rng.permutation(others)[:columns]):
         values = table[index].values[selected]
@@ -101,13 +101,13 @@ def _draw_episode(
             category[0, at], level[:, at] = len(levels) > 2, values
             numbers[:, at] = values == levels[-1]
         else:
-            gap[:, at] = np.isnan(values)
-            known = values[:labelled][~gap[:labelled, at]]
-            filled = np.where(gap[:, at], np.median(known) if len(known) else 0.0, values)
+            missing[:, at] = np.isnan(values)
+            known = values[:labelled][~missing[:labelled, at]]
+            filled = np.where(missing[:, at], np.median(known) if len(known) else 0.0, values)
             mean, deviation = filled[:labelled].mean(), filled[:labelled].std()
             if deviation > 1e-9 * max(1.0, abs(mean)):
                 numbers[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
-    return [numbers, gap, category, level], classes[selected]
+    return [numbers, missing, category, level], classes[selected]
 
 
 def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:
@@ -193,4 +193,4 @@ def _read_column(series: object) -> Column | None:
         return None
     level = pd.factorize(series.astype(str).where(series.notna(), "missing"))[0]
     rank = np.argsort(np.argsort(-np.bincount(level), kind="stable"), kind="stable")
-    return Column(np.minimum(rank[level], LEVELS - 1), True)
+    return Column(np.minimum(rank[level], MAX_CATEGORY_LEVELS - 1), True)

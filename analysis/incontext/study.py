@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
 from analysis.incontext.real import RealTables, load_table_part
-from analysis.incontext.train import NEW_ROWS, Trainer, classify
+from analysis.incontext.train import N_NEW_ROWS, Trainer, classify
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
@@ -91,12 +91,14 @@ def draw_tasks() -> list[Task]:
             for numeric, width in ((False, table.width), (True, table.numeric_width)):
                 columns = min(max_columns, int(width[0]))
                 if columns >= 2:
-                    drawn = table.draw(generator, EPISODES_PER_REAL_TASK, labelled, NEW_ROWS, columns, numeric=numeric)
+                    drawn = table.draw(
+                        generator, EPISODES_PER_REAL_TASK, labelled, N_NEW_ROWS, columns, numeric=numeric
+                    )
                     if drawn is not None:
                         tasks.append(Task("numeric" if numeric else "mixed", index, labelled, drawn))
     for labelled, columns, per_class in SYNTHETIC_SIZES:
         for _ in range(SYNTHETIC_TABLES // 8):
-            drawn = make_episodes(generator, 8, labelled, NEW_ROWS, columns, per_class)
+            drawn = make_episodes(generator, 8, labelled, N_NEW_ROWS, columns, per_class)
             tasks.append(Task("synthetic", -1, labelled, drawn))
     return tasks
 
@@ -238,9 +240,9 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
         for labelled, columns, per_class in tqdm(COMPARED_SIZES, unit="size", desc=kind, dynamic_ncols=True):
             generator = torch.Generator().manual_seed(labelled)
             if kind == "real":
-                drawn = real.draw(generator, N_COMPARED, labelled, NEW_ROWS, columns)
+                drawn = real.draw(generator, N_COMPARED, labelled, N_NEW_ROWS, columns)
             else:
-                drawn = make_episodes(generator, N_COMPARED, labelled, NEW_ROWS, columns, per_class)
+                drawn = make_episodes(generator, N_COMPARED, labelled, N_NEW_ROWS, columns, per_class)
             if drawn is not None:
                 scores = _evaluate(networks, drawn, labelled)
                 rows.append({"tables": kind, "labelled": labelled, "columns": columns, **scores})
@@ -253,7 +255,7 @@ def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, 
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
-    new = slice(labelled, labelled + NEW_ROWS)
+    new = slice(labelled, labelled + N_NEW_ROWS)
     absent = ~mask_labelled_classes(episodes.classes, labelled)[:, None]
     predictions = {
         name: classify(weights, episodes, labelled)[1].masked_fill(absent, -2).argmax(dim=2).numpy()

@@ -30,7 +30,7 @@ from protonet.views.transformer import (
     unpack_weights,
 )
 
-NEW_ROWS = 28  #: New rows of a training table.
+N_NEW_ROWS = 28  #: New rows of a training table.
 CELLS_PER_STEP = {"cpu": 8_000, "cuda": 64_000}  #: Approximate number of cells of a step, by device.
 #: Sizes of tables that are sampled. There are not too many sizes, because a GPU compiles a step for each.
 FEW_ROWS, MANY_ROWS = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
@@ -39,13 +39,13 @@ FEW_ROWS_PROBABILITY = 0.35  #: Probability that the number of labelled rows is 
 MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
 WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
 AVERAGED_FRACTION = 0.1  #: The weights are averaged over about this fraction of the steps so far.
-REAL_FRACTION = 0.3  #: Fraction of the steps on real tables.
-NUMERIC_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
+REAL_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables.
+NUMERIC_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
 #: Weight of the loss by prototypes of rows read with their class; the other part is of rows read without it.
-WITH_CLASS_WEIGHT = 0.3
-SAVE_INTERVAL = 120.0  #: Seconds between writes of the state.
+LABELLED_PROTOTYPE_LOSS_WEIGHT = 0.3
+SAVE_INTERVAL_SECONDS = 120.0  #: Seconds between writes of the state.
 #: Implementations of attention that begin at once with a new shape.
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
@@ -56,7 +56,7 @@ def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int,
 
     labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW_ROWS_PROBABILITY else MANY_ROWS)
     columns = draw(COLUMN_CHOICES)
-    tables = max(2, round(cells / ((2 * labelled + NEW_ROWS) * (columns + 1))))
+    tables = max(2, round(cells / ((2 * labelled + N_NEW_ROWS) * (columns + 1))))
     return tables, labelled, columns, draw(ROWS_PER_CLASS_CHOICES)
 
 
@@ -71,11 +71,11 @@ class Batches(Dataset[tuple[Episodes, int]]):
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
         tables, labelled, columns, per_class = sample_sizes(generator, self.cells)
         episodes = None
-        if float(torch.rand((), generator=generator)) < REAL_FRACTION:
-            numeric = float(torch.rand((), generator=generator)) < NUMERIC_FRACTION
-            episodes = self.real.draw(generator, tables, labelled, NEW_ROWS, columns, numeric=numeric)
+        if float(torch.rand((), generator=generator)) < REAL_TABLE_FRACTION:
+            numeric = float(torch.rand((), generator=generator)) < NUMERIC_TABLE_FRACTION
+            episodes = self.real.draw(generator, tables, labelled, N_NEW_ROWS, columns, numeric=numeric)
         if episodes is None:
-            episodes = make_episodes(generator, tables, labelled, NEW_ROWS, columns, per_class)
+            episodes = make_episodes(generator, tables, labelled, N_NEW_ROWS, columns, per_class)
         return episodes._replace(cells=episodes.cells.half()), labelled
 
 
@@ -132,7 +132,7 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
     The first ``labelled`` rows of each table are labelled.
     """
     cells, classes, _ = episodes
-    with torch.autocast(cells.device.type, torch.bfloat16, enabled=cells.is_cuda), sdpa_kernel(BACKENDS):
+    with torch.autocast(cells.device.type, torch.bfloat16, enabled=cells.is_cuda), sdpa_kernel(ATTENTION_BACKENDS):
         memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
         read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory).float()
     new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
@@ -148,7 +148,7 @@ def compute_loss(weights: TransformerWeights, factor: Tensor, episodes: Episodes
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
     with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
-    return WITH_CLASS_WEIGHT * with_class + (1 - WITH_CLASS_WEIGHT) * new
+    return LABELLED_PROTOTYPE_LOSS_WEIGHT * with_class + (1 - LABELLED_PROTOTYPE_LOSS_WEIGHT) * new
 
 
 class Trainer:
@@ -238,7 +238,7 @@ class Trainer:
         return loss.clone()
 
     def run(self, path: Path, progress: Callable[[int, Tensor], None]) -> None:
-        """Train to the goal; the state is written to a path every `SAVE_INTERVAL` seconds and at the end."""
+        """Train to the goal; the state is written to a path every `SAVE_INTERVAL_SECONDS` seconds and at the end."""
         started = saved = time.monotonic()
         loader = DataLoader(
             self.batches,
@@ -254,7 +254,7 @@ class Trainer:
             progress(self.tables - before, loss)
             now = time.monotonic()
             done = max(self.tables / self.goal, (now - started) / self.seconds)
-            if now - saved > SAVE_INTERVAL or done >= 1:
+            if now - saved > SAVE_INTERVAL_SECONDS or done >= 1:
                 write_atomically(path, lambda file: torch.save(self.state(), file))
                 saved = now
             if done >= 1:

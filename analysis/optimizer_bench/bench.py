@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.optimizer_bench import runs
-from analysis.optimizer_bench.runs import PEERS, Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
+from analysis.optimizer_bench.runs import PEER_OPTIMIZERS, Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
 from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
@@ -314,8 +314,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add_option("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
     parser.add_option("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
-    known = f"of {', '.join(PEERS)} (no NAMES: all)"
-    parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
+    known = f"of {', '.join(PEER_OPTIMIZERS)} (no NAMES: all)"
+    parser.add_argument("--compare", nargs="?", const=",".join(PEER_OPTIMIZERS), metavar="NAMES", help=known)
     parser.add_option("--steps", "1000", "horizons, with commas", runs.parse_horizons)
     roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
     parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
@@ -334,7 +334,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
 
 def run(options: argparse.Namespace) -> StudyReport:
     """Run the optimizer and, optionally, other libraries' optimizers; report ratios of AdamW's steps to their steps."""
-    peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
+    peers = [] if options.compare is None else parse_names("--compare", options.compare, PEER_OPTIMIZERS)
     missing = [library for library in runs.LIBRARIES if find_spec(library) is None]
     if peers and missing:
         remedy = f"Run {install_command('peers')}."
@@ -389,7 +389,7 @@ def run_all_optimizers(
     """
     settings: dict[str, dict[float, CandidateOptimizer]] = {}
     for peer in peers:
-        rates = PEERS[peer].learning_rates
+        rates = PEER_OPTIMIZERS[peer].learning_rates
         settings[peer] = {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in rates}
     first = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
     for by_rate in settings.values():

@@ -51,7 +51,7 @@ Baselines = dict[str, dict[str, Baseline]]  #: By workload and horizon, as text.
 class CandidateOptimizer(NamedTuple):
     """The optimizer to be evaluated: its file and its configuration."""
 
-    name: str  #: A key of ``PEERS``, or the name in tables.
+    name: str  #: A key of ``PEER_OPTIMIZERS``, or the name in tables.
     config: str  #: Settings as a JSON object.
     file: Path | None = None  #: File of its class ``CustomOptimizer``; None for a peer.
 
@@ -120,7 +120,7 @@ def make_muon(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimize
     return _import_class("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)
 
 
-PEERS = {
+PEER_OPTIMIZERS = {
     "adamw": PeerOptimizer(torch.optim.AdamW),
     "nadamw": PeerOptimizer(functools.partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
     "schedule-free": PeerOptimizer(make_schedule_free),
@@ -274,7 +274,7 @@ def train_candidate(run: TrainingRun) -> LossCurve:
     assert isinstance(candidate, CandidateOptimizer), "AdamW's settings have a schedule"
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        maker = PEERS[candidate.name].make_optimizer if candidate.file is None else load_optimizer(candidate)
+        maker = PEER_OPTIMIZERS[candidate.name].make_optimizer if candidate.file is None else load_optimizer(candidate)
         return maker(list(parameters), **json.loads(candidate.config))
 
     caught = LinAlgError if candidate.file is not None else Exception

@@ -26,8 +26,8 @@ from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 ParameterShapes = list[tuple[int, ...]]
-ATTENTION: ParameterShapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,)]
-FEED_FORWARD: ParameterShapes = [(64,), (64,), (256, 64), (256,), (64, 256), (64,)]
+ATTENTION_SHAPES: ParameterShapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,)]
+FEED_FORWARD_SHAPES: ParameterShapes = [(64,), (64,), (256, 64), (256,), (64, 256), (64,)]
 #: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
 STREAM_WORKLOADS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
 TIMED_WORKLOADS = [*(name for name in WORKLOADS if get_groups(name).role == "visible"), *STREAM_WORKLOADS]
@@ -36,7 +36,14 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "50 of 16 x 16": [(16, 16)] * 50,
     "40 of 32 x 32, biases": [(32, 32), (32,)] * 40,
     "16 of 64 x 64": [(64, 64)] * 16,
-    "transformer, 4 blocks of 64": [(96, 64), (32, 64), *(ATTENTION + FEED_FORWARD) * 4, (64,), (64,), (96, 64)],
+    "transformer, 4 blocks of 64": [
+        (96, 64),
+        (32, 64),
+        *(ATTENTION_SHAPES + FEED_FORWARD_SHAPES) * 4,
+        (64,),
+        (64,),
+        (96, 64),
+    ],
     "8 of 64 x 64 x 3 x 3": [(64, 64, 3, 3)] * 8,
     "MLP of 784, 128, 10": [(128, 784), (128,), (10, 128), (10,)],
     "MLP of 784, 256, 10": [(256, 784), (256,), (10, 256), (10,)],

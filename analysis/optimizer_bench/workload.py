@@ -93,14 +93,14 @@ def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: r
     return stream
 
 
-def make_fixed_generator() -> torch.Generator:
+def make_seed_zero_generator() -> torch.Generator:
     """Make the random generator for everything that does not depend on the workload's seed, such as validation data."""
     return torch.Generator().manual_seed(0)
 
 
 def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
-    validation, train = rows[torch.randperm(len(rows), generator=make_fixed_generator())].tensor_split([count])
+    validation, train = rows[torch.randperm(len(rows), generator=make_seed_zero_generator())].tensor_split([count])
     return train, validation
 
 
@@ -113,7 +113,7 @@ def make_row_task(
 ) -> WorkloadTask:
     """Make a task from rows: batches of ``size`` training rows, and validation rows, both (n, ...)."""
     train, validation = rows
-    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, make_fixed_generator()))
+    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, make_seed_zero_generator()))
 
 
 def make_classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -39,7 +39,7 @@ with suppress(ImportError):
 Predictor = Callable[[list[Any]], np.ndarray]  #: Maps texts or paths of pictures to indices of classes.
 #: Names of methods that are no representation.
 CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
-NONE = "none"
+NO_ENCODER = "none"
 INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are.
 #: SetFit's recipe: pairs of equal and of unequal classes for each labelled text, pairs per batch, learning rate, and
 #: the fraction of warm-up steps.
@@ -132,8 +132,8 @@ class MethodRun(NamedTuple):
 
 def list_methods(modality: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
     """List the methods for data of a ``modality``, text or picture: ``fit`` per representation, then baselines."""
-    ours = [name for name in representations if name != NONE and ENCODER_PACKAGES[name].modality == modality]
-    plain = [NONE] * (NONE in representations)
+    ours = [name for name in representations if name != NO_ENCODER and ENCODER_PACKAGES[name].modality == modality]
+    plain = [NO_ENCODER] * (NO_ENCODER in representations)
     if not shots:
         return [*ours, *([NEAREST] if ours else [])] if modality == "text" else []
     if modality == "picture":
@@ -144,24 +144,24 @@ def list_methods(modality: str, shots: int, representations: Sequence[str], *, s
 def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
     """Execute a run; return the accuracy in percent, and the CPU seconds of the fit with cached embeddings."""
     items = read_items(path)
-    drawn = split_items(items, run.shots, run.seed, run.max_test_rows)
+    split = split_items(items, run.shots, run.seed, run.max_test_rows)
     if run.method not in BASELINES:
-        return fit_protonet(items, drawn, run)
+        return fit_protonet(items, split, run)
     fit = BASELINES[run.method]
     with warnings.catch_warnings():  # fits that do not converge
         warnings.simplefilter("ignore")
         if run.method in {NEAREST, LOGISTIC}:  # embeddings are in the cache
-            fit(items, drawn, run)
+            fit(items, split, run)
         if run.method == SETFIT:
             load_sentence_network()
         started = time.process_time()
-        predict = fit(items, drawn, run)
+        predict = fit(items, split, run)
         seconds = time.process_time() - started
-        predicted = predict(get_inputs(items, drawn.test_rows))
-    return {"percent": compute_accuracy(items, drawn, predicted), "seconds": seconds}
+        predicted = predict(get_inputs(items, split.test_rows))
+    return {"percent": compute_accuracy(items, split, predicted), "seconds": seconds}
 
 
-def fit_protonet(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> dict[str, float]:
+def fit_protonet(items: ItemDataset, split: RowSplit, run: MethodRun) -> dict[str, float]:
     """Run ``fit`` and ``predict`` on files; return the accuracy in percent and the CPU seconds of ``fit``."""
     name = run.representation if run.method == CLASS_CODES_METHOD else run.method
     codes = tuple(f"c{index + 1}" for index in range(len(items.classes)))
@@ -169,41 +169,41 @@ def fit_protonet(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> dict[st
     warm_up(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        arguments = write_files(items._replace(classes=classes), drawn, run.shots, folder)
+        arguments = write_files(items._replace(classes=classes), split, run.shots, folder)
         model = str(folder / "model.safetensors")
         common = ["-q", "--representation", name]
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
-        if name != NONE:
-            open_representation(name).embed(get_inputs(items, drawn.labelled if run.shots else drawn.unlabelled))
+        if name != NO_ENCODER:
+            open_representation(name).embed(get_inputs(items, split.labelled if run.shots else split.unlabelled))
         seconds = run_command(fit)
         output = folder / "predicted.csv"
         new = str(folder / ("new.csv" if items.modality == "text" else "new"))
         run_command(["predict", model, new, "-o", str(output), *common])
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
-    return {"percent": compute_accuracy(items, drawn, np.array(predicted)), "seconds": seconds}
+    return {"percent": compute_accuracy(items, split, np.array(predicted)), "seconds": seconds}
 
 
-def compute_accuracy(items: ItemDataset, drawn: RowSplit, predicted: np.ndarray) -> float:
+def compute_accuracy(items: ItemDataset, split: RowSplit, predicted: np.ndarray) -> float:
     """Compute the accuracy in percent of predictions for the test rows."""
-    assert predicted.shape == drawn.test_rows.shape
-    return 100 * float((predicted == items.labels[drawn.test_rows]).mean())
+    assert predicted.shape == split.test_rows.shape
+    return 100 * float((predicted == items.labels[split.test_rows]).mean())
 
 
-def write_files(items: ItemDataset, drawn: RowSplit, shots: int, folder: Path) -> list[str]:
+def write_files(items: ItemDataset, split: RowSplit, shots: int, folder: Path) -> list[str]:
     """Write training and test rows to files in a folder; return the arguments of ``fit`` for the training rows."""
     few = ["--allow-many-classes"] * (shots == 1)
     if items.modality == "picture":
-        for row in drawn.labelled:
+        for row in split.labelled:
             copy_picture(items.cells[row], folder / "train" / items.names[row], row)
-        for position, row in enumerate(drawn.test_rows):
+        for position, row in enumerate(split.test_rows):
             copy_picture(items.cells[row], folder / "new", position)
         return [str(folder / "train"), *few]
-    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, drawn.test_rows)))
+    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, split.test_rows)))
     if shots:
-        write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in drawn.labelled])
+        write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in split.labelled])
         return [str(folder / "train.csv"), "--label", CLASS, *few]
-    write_csv(folder / "rows.csv", [TEXT], zip(get_inputs(items, drawn.unlabelled)))
+    write_csv(folder / "rows.csv", [TEXT], zip(get_inputs(items, split.unlabelled)))
     write_csv(folder / "classes.csv", [CLASS], zip(items.classes))
     return [str(folder / "rows.csv"), "--classes", str(folder / "classes.csv")]
 
@@ -232,16 +232,16 @@ def run_command(arguments: Sequence[str]) -> float:
 @cache
 def warm_up(name: str, effort: str) -> None:
     """Open the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
-    if name != NONE:
+    if name != NO_ENCODER:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder:
         cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
         table = Path(folder, "a.csv")
         write_csv(table, [TEXT, CLASS], cells)
-        run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
+        run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NO_ENCODER])
 
 
-def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+def fit_nearest_class_name(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Make a predictor of the class whose name has the embedding with the largest cosine; nothing is fitted."""
     representation = open_representation(run.representation)
 
@@ -253,20 +253,20 @@ def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predicto
     return lambda inputs: (embed(inputs) @ names.T).argmax(axis=1)
 
 
-def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+def fit_logistic(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Fit logistic regression on embeddings of texts or pictures."""
     representation = open_representation(run.representation)
     model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
-    model.fit(representation.embed(get_inputs(items, drawn.labelled)), items.labels[drawn.labelled])
+    model.fit(representation.embed(get_inputs(items, split.labelled)), items.labels[split.labelled])
     return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))
 
 
-def fit_tfidf(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+def fit_tfidf(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Fit logistic regression on TF-IDF features of words, word pairs and character n-grams."""
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     model = make_pipeline(make_union(words, parts), LogisticRegression(C=INVERSE_PENALTY))
-    model.fit(get_inputs(items, drawn.labelled), items.labels[drawn.labelled])
+    model.fit(get_inputs(items, split.labelled), items.labels[split.labelled])
     return lambda inputs: np.asarray(model.predict(inputs))
 
 
@@ -281,14 +281,14 @@ def load_sentence_network() -> Any:
     return SentenceTransformer(str(Path(spec.origin).parent / "model"), device="cpu", local_files_only=True)
 
 
-def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+def fit_setfit(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Fit a classifier by SetFit: fine-tune a sentence network on pairs of texts, then fit logistic regression.
 
     Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); learning rate and warm-up are the
         defaults of its library.
     """
     network = copy.deepcopy(load_sentence_network())
-    texts, labels = get_inputs(items, drawn.labelled), items.labels[drawn.labelled]
+    texts, labels = get_inputs(items, split.labelled), items.labels[split.labelled]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(run.seed)
         fine_tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
@@ -333,4 +333,4 @@ def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
         schedule.step()
 
 
-BASELINES = {NEAREST: fit_nearest, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}
+BASELINES = {NEAREST: fit_nearest_class_name, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}

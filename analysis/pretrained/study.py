@@ -23,7 +23,7 @@ from protonet.ui.text import format_table
 
 #: Titles of methods to which differences are shown; "{}" is the representation whose embeddings they read.
 METHOD_TITLES = {
-    measure.NONE: "fit, none",
+    measure.NO_ENCODER: "fit, none",
     measure.CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
     measure.NEAREST: "nearest name, {}",
     measure.LOGISTIC: "logistic regression, {}",
@@ -66,7 +66,7 @@ def add_options(parser: runner.StudyParser) -> None:
     parser.add_int_option("--splits", 3, "splits of each set")
     parser.add_int_option("--tests", 600, "rows that are judged, at the most")
     parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NONE], DEFAULT_REPRESENTATIONS)
+    parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
     parser.add_state_options()
 
@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
     for seed in range(options.splits):
         for name in chosen:
             items = measure.read_items(paths[name])
-            packaged = [other for other in options.representations if other != measure.NONE]
+            packaged = [other for other in options.representations if other != measure.NO_ENCODER]
             reads = next(
-                (other for other in packaged if ENCODER_PACKAGES[other].modality == items.modality), measure.NONE
+                (other for other in packaged if ENCODER_PACKAGES[other].modality == items.modality), measure.NO_ENCODER
             )
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_CLASSES

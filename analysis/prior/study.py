@@ -44,7 +44,7 @@ FOLDS = 4  #: Folds of families of data sets.
 COMPARED_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
 #: Names of data sets that share rows with each set of `analysis.real_data.sets`.
 JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
-FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
+DATASET_FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
 PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
 MIXED_PRIOR_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if options.write:
         write_prior(train_prior(batch, epochs=options.epochs))
         LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
-        for name, family in [*FAMILIES.items(), (MIXED_PRIOR_NAME, REPORTED_TABLE_NAMES)]:
+        for name, family in [*DATASET_FAMILIES.items(), (MIXED_PRIOR_NAME, REPORTED_TABLE_NAMES)]:
             used = torch.tensor([task.family not in family for task in tasks])
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
             (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")

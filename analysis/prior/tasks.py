@@ -175,7 +175,7 @@ def draw_pictures(n: int, rng: np.random.Generator) -> SampledRows:
 
 
 TABULAR_FAMILIES: Families = (draw_clusters, draw_causes, draw_tree, draw_smooth)
-FAMILIES: Families = (*TABULAR_FAMILIES, draw_embedding, draw_signals, draw_pictures)
+TASK_FAMILIES: Families = (*TABULAR_FAMILIES, draw_embedding, draw_signals, draw_pictures)
 
 
 def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
@@ -202,7 +202,7 @@ def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRo
 
 def sample_task(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     """Sample a task of a random family: the name of the family, features (n, dim) and classes (n,)."""
-    family = FAMILIES[int(rng.integers(len(FAMILIES)))]
+    family = TASK_FAMILIES[int(rng.integers(len(TASK_FAMILIES)))]
     x, y = family(n, rng)
     if family in TABULAR_FAMILIES:
         x, y = corrupt(x, y, rng)

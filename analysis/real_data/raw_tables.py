@@ -115,7 +115,7 @@ def choose_label(frame: Any) -> str | None:
     """Choose the column of a data frame that is the label; None if no column looks like one."""
     candidates = []
     for name in frame.columns:
-        counts = get_classes(frame[name])
+        counts = count_large_classes(frame[name])
         is_text = frame[name].dtype.kind in "ObU" or str(frame[name].dtype).startswith("str")
         is_code = frame[name].dtype.kind == "i" and frame[name].nunique() <= MAX_CLASSES
         if (is_text or is_code) and 2 <= len(counts) <= MAX_CLASSES and counts.sum() > 0.6 * len(frame):
@@ -124,8 +124,8 @@ def choose_label(frame: Any) -> str | None:
     return next(iter([*named, *candidates[-1:]]), None)
 
 
-def get_classes(column: Any) -> Any:
-    """Count the rows of each class of a label column: a Series of the classes with enough rows."""
+def count_large_classes(column: Any) -> Any:
+    """Count the rows of each class of a label column, as a Series; classes with too few rows are left out."""
     counts = column.astype(str)[column.notna()].str.strip().value_counts()
     return counts[(counts >= MIN_CLASS_ROWS) & (counts.index != "")]
 
@@ -136,7 +136,7 @@ def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True
     assert raw is not None
     lines, frame, no_header = raw
     labels = frame[table.label].astype(str).str.strip().to_numpy()
-    classes = list(get_classes(frame[table.label]).index[:MAX_CLASSES])
+    classes = list(count_large_classes(frame[table.label]).index[:MAX_CLASSES])
     order = np.random.default_rng(zlib.crc32(table.path.encode())).permutation(len(frame))
     train = np.concatenate([order[labels[order] == name][: table.per_class] for name in classes])
     train = np.random.default_rng(0).permutation(train)

@@ -26,7 +26,7 @@ from analysis.shared.tables import (
     get_best_baseline,
     group_results,
     mean_and_error,
-    subtract_pairs,
+    paired_differences,
     tabulate_methods,
     tabulate_rows,
 )
@@ -210,7 +210,9 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
     for position, n in enumerate(shots):
         group = [row for row in rows if row["shots"] == n]
         height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
-        pairs = [mean_and_error(subtract_pairs(row["percent"][method], row["percent"][row["best"]])) for row in group]
+        pairs = [
+            mean_and_error(paired_differences(row["percent"][method], row["percent"][row["best"]])) for row in group
+        ]
         leads, errors = zip(*pairs, strict=True)
         shade = 0.9 * (1 - (position + 1) / len(shots))
         colour = (shade, 0.25 + shade / 2, 0.55)

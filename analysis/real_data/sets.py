@@ -35,7 +35,7 @@ from protonet.tables.delimited import MISSING_TEXTS
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
 TEXT_FEATURES, N_HASHED_NGRAMS = 384, 2**14
 SERIES_DATASETS = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
-MODULE_DOCSTRINGS = (40, 60)  #: Minimal and maximal number of docstrings of a module; further ones are left out.
+DOCSTRINGS_PER_MODULE = (40, 60)  #: Minimal and maximal number of docstrings of a module; further ones are left out.
 MIN_DOCSTRING_LENGTH = 40  #: Minimal number of characters of a docstring.
 #: Minimum test rows per class, minimum test rows per split, and maximum test rows per split.
 MIN_SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
@@ -118,8 +118,8 @@ def load_text(library: Path | None = None) -> Dataset:
         name = path.relative_to(library).with_suffix("").as_posix()
         if name.split("/")[0] in {"test", "site-packages", "dist-packages", "idlelib", "lib2to3"}:
             continue
-        matches = _read_docstrings(path)[: MODULE_DOCSTRINGS[1]]
-        if len(matches) >= MODULE_DOCSTRINGS[0]:
+        matches = _read_docstrings(path)[: DOCSTRINGS_PER_MODULE[1]]
+        if len(matches) >= DOCSTRINGS_PER_MODULE[0]:
             texts += matches
             modules += [name] * len(matches)
     if len(set(modules)) < 2:

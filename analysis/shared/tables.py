@@ -31,7 +31,7 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
     return text if math.isnan(error) else f"{text} ±{error:.{digits}f}"
 
 
-def subtract_pairs(left: Sequence[float], right: Sequence[float]) -> list[float]:
+def paired_differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     """Compute the differences of paired values; the list is empty if one of both is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
@@ -69,7 +69,7 @@ def tabulate_rows(
     main, lines = next(iter(methods)), []
     for row in rows:
         best = get_best_baseline(row, key, baselines) or ""
-        regret = format_mean(subtract_pairs(row[key].get(best, []), row[key][main]), sign=True)
+        regret = format_mean(paired_differences(row[key].get(best, []), row[key][main]), sign=True)
         means = [format_mean(row[key][method]) for method in methods]
         lines.append([row["dataset"], str(row["shots"]), *means, methods.get(best, ""), regret])
     header = ["data set", "shots", *methods.values(), "best baseline", f"regret of {methods[main]}"]

@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 from analysis.incontext import real, study, train
 from analysis.incontext.episodes import (
-    FAMILIES,
-    LEVELS,
+    MAX_CATEGORY_LEVELS,
     NUMERIC_CHANNELS,
+    TABLE_FAMILIES,
     Columns,
     Episodes,
     encode_cells,
     make_episodes,
 )
 from analysis.incontext.study import compare_pairs, draw_tasks, passes_validation, score
-from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
+from analysis.incontext.train import N_NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
 from analysis.real_data.sets import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.tabular_transformer import CellEncoder
@@ -29,7 +29,7 @@ from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TABLE_FAMILIES)
 def test_columns_of_every_family_predict_the_class(family: object) -> None:
     assert callable(family)
     counts = torch.tensor([2, 3, 5] * 8)
@@ -53,12 +53,16 @@ def test_cells_agree_with_the_librarys() -> None:
     """Training and the view read the same features alike: numbers, gaps, and levels but for their codes."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(1, 30, 3, generator=generator)
-    gap, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
-    gap &= ~category
+    missing, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
+    missing &= ~category
     level = torch.randint(4, (1, 30, 3), generator=generator)
-    episodes = encode_cells(generator, Columns(values, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
+    episodes = encode_cells(
+        generator, Columns(values, missing, category, level), torch.zeros(1, 30, dtype=torch.int64), 20
+    )
     hot = F.one_hot(level[0, :, 2], 4).float()
-    features = torch.cat([torch.stack([values[0, :, 0], gap[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1)
+    features = torch.cat(
+        [torch.stack([values[0, :, 0], missing[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1
+    )
     cells = CellEncoder(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
     drawn = episodes.cells[0]
     torch.testing.assert_close(drawn[:, 0], cells[:, 0])
@@ -68,12 +72,12 @@ def test_cells_agree_with_the_librarys() -> None:
         torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - 3), atol=1e-5, rtol=0)
         assert len(codes.unique(dim=0)) == len(level[0, :20, 2].unique())
         assert 0.3 < float(codes.square().mean()) < 3
-    assert int(level.max()) < LEVELS
+    assert int(level.max()) < MAX_CATEGORY_LEVELS
 
 
 def test_sizes_of_episodes() -> None:
-    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW_ROWS, 4, 3)
-    assert episodes.cells.shape == (9, 12 + NEW_ROWS, 4, CELL_CHANNELS)
+    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, N_NEW_ROWS, 4, 3)
+    assert episodes.cells.shape == (9, 12 + N_NEW_ROWS, 4, CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
     assert ((episodes.classes >= 0) & (episodes.classes < CLASS_CODES)).all()
     for classes, known in zip(episodes.classes, episodes.known, strict=True):
@@ -81,18 +85,18 @@ def test_sizes_of_episodes() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         tables, labelled, columns, _ = sample_sizes(generator, 8000)
-        assert tables == 2 or 6000 < tables * (2 * labelled + NEW_ROWS) * (columns + 1) < 1.5 * 8000
+        assert tables == 2 or 6000 < tables * (2 * labelled + N_NEW_ROWS) * (columns + 1) < 1.5 * 8000
 
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    drawn = real.load_table_part("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 3)
+    drawn = real.load_table_part("training").draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 3)
     assert drawn is not None
-    assert drawn.cells.shape == (20, 10 + NEW_ROWS, 3, CELL_CHANNELS)
+    assert drawn.cells.shape == (20, 10 + N_NEW_ROWS, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
     tables = real.load_table_part("training")
-    assert tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 30) is None  # no table has 30 columns
-    numeric = tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 1, numeric=True)
+    assert tables.draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 30) is None  # no table has 30 columns
+    numeric = tables.draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 1, numeric=True)
     assert numeric is not None
     assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
     parts = [real.load_table_part(part).tables for part in ("training", "validation", "comparison")]

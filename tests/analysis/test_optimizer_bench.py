@@ -14,7 +14,7 @@ from analysis.__main__ import main
 from analysis.optimizer_bench import bench, runs, step_time, tune
 from analysis.optimizer_bench.runs import (
     BASELINES_FILE,
-    PEERS,
+    PEER_OPTIMIZERS,
     CandidateOptimizer,
     PeerOptimizer,
     TrainingRun,
@@ -283,7 +283,7 @@ def test_peers_take_their_best_rate_at_every_horizon(
     for entry in json.loads(path.read_text()):
         assert [*entry["rates"]] == ["10", "20"]
         for rates in entry["rates"].values():
-            assert len(rates["means"]) == len(PEERS[entry["name"]].learning_rates)
+            assert len(rates["means"]) == len(PEER_OPTIMIZERS[entry["name"]].learning_rates)
             assert rates["means"][str(rates["best"])] == max(rates["means"].values())
         for steps, rates in entry["rates"].items():
             ratios = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
@@ -306,8 +306,8 @@ def test_a_peer_that_cannot_take_a_shape_is_not_finite_there(
     def refuse(parameters: Any, lr: float) -> torch.optim.Optimizer:
         raise TypeError("nothing")
 
-    monkeypatch.setitem(PEERS, "picky", PeerOptimizer(Picky, (0.1, 0.2)))
-    monkeypatch.setitem(PEERS, "refusing", PeerOptimizer(refuse, (0.1,)))
+    monkeypatch.setitem(PEER_OPTIMIZERS, "picky", PeerOptimizer(Picky, (0.1, 0.2)))
+    monkeypatch.setitem(PEER_OPTIMIZERS, "refusing", PeerOptimizer(refuse, (0.1,)))
     path = tmp_path / "peers.json"
     given = ["--optimizer", str(folder / "optimizer.py"), "--compare", "picky,refusing,adamw", "--json", str(path)]
     assert look(folder, house, *given) == 0

@@ -145,7 +145,7 @@ def take(workload: Workload) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", [builds[0].__name__ for families in WORKLOADS_BY_ROLE.values() for builds in families.values()]
+    "name", [next(iter(builds)) for families in WORKLOADS_BY_ROLE.values() for builds in families.values()]
 )
 def test_a_workload_keeps_to_the_rules(name: str) -> None:
     states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002

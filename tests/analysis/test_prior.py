@@ -9,10 +9,10 @@ import torch
 from analysis.prior import study
 from analysis.prior.study import collate, evaluate_prior, train_prior
 from analysis.prior.tasks import (
-    FAMILIES,
     MAX_FEATURES,
     MAX_LABELLED,
     MAX_TEST_ROWS,
+    TASK_FAMILIES,
     MeasuredTask,
     Task,
     draw_task,
@@ -36,7 +36,7 @@ def make_task(seed: int, shots: int) -> Task:
     return Task(f"made {seed}", f"made {seed % 4}", x[train_rows], y[train_rows], None, x[test], y[test])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TASK_FAMILIES)
 def test_every_family_draws_finite_features_of_several_classes(family: object) -> None:
     assert callable(family)
     x, y = family(200, np.random.default_rng(0))

@@ -28,7 +28,7 @@ from analysis.shared.runner import (
     run_all,
     run_study,
 )
-from analysis.shared.tables import format_mean, mean_and_error, subtract_pairs
+from analysis.shared.tables import format_mean, mean_and_error, paired_differences
 from solution.pack import ROOT
 from tests.analysis import conftest
 from tests.analysis.conftest import LESS, SMALL, Made, load_study
@@ -207,5 +207,5 @@ def test_texts() -> None:
     assert format_mean([1.0, 2.0]) == "1.50 ±0.50"
     assert format_mean([1.0, 2.0], digits=1, sign=True) == "+1.5 ±0.5"
     assert format_mean([-0.001]) == "0.00"
-    assert subtract_pairs([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
-    assert subtract_pairs([], [1.0]) == subtract_pairs([1.0], []) == []
+    assert paired_differences([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
+    assert paired_differences([], [1.0]) == paired_differences([1.0], []) == []

@@ -230,7 +230,7 @@ def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int, monkeyp
     """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
     classes, limits = 1000, replace(FOLD_LIMITS, max_cosines=2**19)
     for module in ("protonet.selection.folds", "protonet.fit.search"):
-        monkeypatch.setattr(f"{module}.FOLDS", limits)
+        monkeypatch.setattr(f"{module}.FOLD_LIMITS", limits)
     labels = torch.arange(classes).repeat(samples)
     x = torch.randn(classes, 4, generator=torch.Generator().manual_seed(0))[labels]
     x += 0.01 * torch.arange(len(x))[:, None] / len(x)

@@ -15,37 +15,41 @@ FILE_WORKLOAD_ROLE = "file"  #: Role, family and kind of the workloads of a file
 
 WORKLOADS_BY_ROLE = {
     "visible": {
-        "language": (sources.gpt, sources.gru),
-        "recommendation": (sources.recommender,),
-        "vision": (pictures.cnn, pictures.vit, pictures.vae),
-        "graphs": (graphs.gnn,),
-        "episodes": (pictures.prototype,),
+        "language": {"gpt": sources.gpt_byte_prediction, "gru": sources.gru_token_prediction},
+        "recommendation": {"recommender": sources.matrix_factorization},
+        "vision": {
+            "cnn": pictures.cnn_classification,
+            "vit": pictures.vit_classification,
+            "vae": pictures.variational_autoencoder,
+        },
+        "graphs": {"gnn": graphs.graph_sage},
+        "episodes": {"prototype": pictures.prototypical_network},
     },
     "tuning": {
-        "dense": (sources.syntax, pictures.pixels),
-        "noise": (pictures.labels, dynamics.spiky),
-        "recurrent": (dynamics.chain, pictures.states),
-        "restoration": (pictures.denoiser,),
-        "tables": (sources.ranking, sources.words),
-        "scales": (pictures.loud, pictures.faint),
-        "contrast": (pictures.contrast,),
-        "class stream": (streams.teacher,),
-        "vision stream": (streams.petals,),
-        "recommendation stream": (streams.tastes,),
+        "dense": {"syntax": sources.token_type_labelling, "pixels": pictures.pixel_regression},
+        "noise": {"labels": pictures.wrong_training_labels, "spiky": dynamics.regression_with_outliers},
+        "recurrent": {"chain": dynamics.chaotic_series_forecasting, "states": pictures.state_space_classification},
+        "restoration": {"denoiser": pictures.photograph_denoising},
+        "tables": {"ranking": sources.pairwise_word_ranking, "words": sources.word2vec},
+        "scales": {"loud": pictures.large_initial_weights, "faint": pictures.small_initial_outputs},
+        "contrast": {"contrast": pictures.simclr},
+        "class stream": {"teacher": streams.teacher_network},
+        "vision stream": {"petals": streams.petal_counting},
+        "recommendation stream": {"tastes": streams.user_item_preferences},
         # For most of these, unlike for other streams, the minimum loss is 0.
-        "function stream": (streams.surface,),
-        "motion stream": (streams.spring,),
-        "set stream": (streams.kinds,),
+        "function stream": {"surface": streams.smooth_regression},
+        "motion stream": {"spring": streams.driven_spring},
+        "set stream": {"kinds": streams.distinct_card_counting},
     },
     "validation": {
-        "physics": (dynamics.heat, dynamics.oscillator),
-        "attention": (graphs.gat, graphs.gcn),
-        "multitask": (pictures.heads, pictures.experts),
-        "language stream": (streams.grammar,),
-        "restoration stream": (streams.jumps,),
-        "transformer stream": (streams.regress,),
-        "graph stream": (streams.hops,),
-        "recurrent stream": (streams.chords,),
+        "physics": {"heat": dynamics.heat_equation, "oscillator": dynamics.coupled_pendulums},
+        "attention": {"gat": graphs.graph_attention_network, "gcn": graphs.graph_convolution_network},
+        "multitask": {"heads": pictures.multi_task_glyphs, "experts": pictures.mixture_of_experts},
+        "language stream": {"grammar": streams.topic_grammar_prediction},
+        "restoration stream": {"jumps": streams.piecewise_constant_denoising},
+        "transformer stream": {"regress": streams.in_context_regression},
+        "graph stream": {"hops": streams.graph_distance},
+        "recurrent stream": {"chords": streams.chord_forecasting},
     },
 }
 
@@ -59,17 +63,20 @@ class WorkloadGroups(NamedTuple):
     kind: str = FILE_WORKLOAD_ROLE
 
 
-KINDS = dict.fromkeys(("recommender", "ranking", "words"), "tables") | {"heat": "streams"}
+KIND_OF_WORKLOAD = dict.fromkeys(("recommender", "ranking", "words"), "tables") | {"heat": "streams"}
 WORKLOADS = {
-    build.__name__: build for families in WORKLOADS_BY_ROLE.values() for builds in families.values() for build in builds
+    name: build
+    for families in WORKLOADS_BY_ROLE.values()
+    for builds in families.values()
+    for name, build in builds.items()
 }
 GROUPS_OF_WORKLOAD = {
-    build.__name__: WorkloadGroups(
-        role, family, "streams" if build.__module__ == streams.__name__ else KINDS.get(build.__name__, "few rows")
+    name: WorkloadGroups(
+        role, family, "streams" if build.__module__ == streams.__name__ else KIND_OF_WORKLOAD.get(name, "few rows")
     )
     for role, families in WORKLOADS_BY_ROLE.items()
     for family, builds in families.items()
-    for build in builds
+    for name, build in builds.items()
 }
 
 

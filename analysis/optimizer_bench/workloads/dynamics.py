@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import (
     RecurrentStates,
     WorkloadTask,
-    make_fixed_generator,
     make_mlp,
     make_row_task,
+    make_seed_zero_generator,
     make_workload_builder,
     standardise,
 )
@@ -44,12 +44,12 @@ OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20
 
 
 @make_workload_builder
-def spiky() -> WorkloadTask:
+def regression_with_outliers() -> WorkloadTask:
     """Learn the kinematics of a planar arm by squared error from readings with a few gross outliers.
 
     The arm's links have length 1; a reading is the position of the hand. Validation readings have no outliers.
     """
-    generator = make_fixed_generator()
+    generator = make_seed_zero_generator()
     x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1  # angles over MAX_JOINT_ANGLE
     headings = (MAX_JOINT_ANGLE * x).cumsum(1)  # (n, joints)
     hands = standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
@@ -80,14 +80,14 @@ def simulate_chaotic_series(series: int, samples: int) -> Tensor:
 
 
 @make_workload_builder
-def chain() -> WorkloadTask:
+def chaotic_series_forecasting() -> WorkloadTask:
     """Forecast noisy chaotic time series by a causal tanh network.
 
     The loss is the unexplained fraction of the variance, from sample ``WARMUP_SAMPLES`` on.
     """
     x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=make_fixed_generator())
+    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=make_seed_zero_generator())
     pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
     windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = (part.flatten(0, 1) for part in windows.tensor_split([4]))
@@ -138,7 +138,7 @@ def solve_heat(points: Tensor) -> Tensor:
 
 
 @make_workload_builder
-def heat() -> WorkloadTask:
+def heat_equation() -> WorkloadTask:
     """Solve the heat equation u_t = diffusivity * u_xx by a network; the seed determines the collocation points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
@@ -182,7 +182,7 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
 
 
 @make_workload_builder
-def oscillator() -> WorkloadTask:
+def coupled_pendulums() -> WorkloadTask:
     """Learn the dynamics of two pendulums that are coupled by a spring, from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
@@ -192,7 +192,7 @@ def oscillator() -> WorkloadTask:
         angles, rates = states.chunk(2, dim=1)  # each (n, 2)
         return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
 
-    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=make_fixed_generator(), dtype=torch.float64)
+    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=make_seed_zero_generator(), dtype=torch.float64)
     substeps = RUNGE_KUTTA_SUBSTEPS
     path = integrate(differentiate, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
     states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)

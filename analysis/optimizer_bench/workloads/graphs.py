@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import (
     WORD_PATTERN,
     WorkloadTask,
-    make_fixed_generator,
+    make_seed_zero_generator,
     make_workload_builder,
     shuffle_batches,
 )
@@ -142,7 +142,7 @@ def classify_modules(
     ``make`` maps the number of classes to two layers on nodes and their neighbours; ``between`` maps the output of the
     first layer, ``finish`` the output of the second to logits. ``size`` functions are a batch.
     """
-    graph, generator = load_graph(), make_fixed_generator()
+    graph, generator = load_graph(), make_seed_zero_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,7 +159,7 @@ def classify_modules(
 
 
 @make_workload_builder
-def gnn() -> WorkloadTask:
+def graph_sage() -> WorkloadTask:
     """Classify functions by module with GraphSAGE; the seed determines the sampled neighbours, too."""
 
     def make(num_classes: int) -> nn.Module:
@@ -169,7 +169,7 @@ def gnn() -> WorkloadTask:
 
 
 @make_workload_builder
-def gat() -> WorkloadTask:
+def graph_attention_network() -> WorkloadTask:
     """Classify functions by module with graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make(num_classes: int) -> nn.Module:
@@ -182,7 +182,7 @@ def gat() -> WorkloadTask:
 
 
 @make_workload_builder
-def gcn() -> WorkloadTask:
+def graph_convolution_network() -> WorkloadTask:
     """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
 
     Two layers average linear maps of the neighbours, with dropout before each layer. The network overfits: the
@@ -199,7 +199,7 @@ def gcn() -> WorkloadTask:
     edges = indices[ends[:, among[ends].all(0)]]  # (2, e)
     shares = edges[0].bincount(minlength=len(x)).float()[edges].prod(0).rsqrt()  # by the root of both degrees
     mixing = torch.sparse_coo_tensor(edges, shares, (len(x), len(x)), check_invariants=True).coalesce()
-    shuffled = torch.randperm(len(x), generator=make_fixed_generator())
+    shuffled = torch.randperm(len(x), generator=make_seed_zero_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
     train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]
 

@@ -22,9 +22,9 @@ from analysis.optimizer_bench.workload import (
     make_classification_loss,
     make_classification_task,
     make_convolutions,
-    make_fixed_generator,
     make_mlp,
     make_row_task,
+    make_seed_zero_generator,
     make_transformer,
     make_workload_builder,
     shuffle_batches,
@@ -56,7 +56,7 @@ N_FREQUENCIES, MLP_WIDTH = 48, 96
 
 
 @make_workload_builder
-def cnn() -> WorkloadTask:
+def cnn_classification() -> WorkloadTask:
     """Classify Latin characters by three strided convolutions and a linear head."""
 
     def make(num_classes: int) -> nn.Module:
@@ -85,13 +85,13 @@ class ViT(nn.Module):
 
 
 @make_workload_builder
-def vit() -> WorkloadTask:
+def vit_classification() -> WorkloadTask:
     """Classify ASCII characters by a transformer of their patches."""
     return make_classification_task(ViT, load_ascii(), held_out=200, size=16)
 
 
 @make_workload_builder
-def loud() -> WorkloadTask:
+def large_initial_weights() -> WorkloadTask:
     """Classify characters by an MLP whose initial weights, and thus its initial logits, are far too large."""
 
     def make(num_classes: int) -> nn.Module:
@@ -105,12 +105,12 @@ def loud() -> WorkloadTask:
 
 
 @make_workload_builder
-def labels() -> WorkloadTask:
+def wrong_training_labels() -> WorkloadTask:
     """Classify characters with many wrong training labels; validation labels are correct.
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
-    data, generator = load_ascii(), make_fixed_generator()
+    data, generator = load_ascii(), make_seed_zero_generator()
     validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
     y = data.y.clone()
     other = torch.randint(1, data.num_classes, train.shape, generator=generator)
@@ -135,7 +135,7 @@ def compute_image_moments(images: Tensor) -> Tensor:
 
 
 @make_workload_builder
-def heads() -> WorkloadTask:
+def multi_task_glyphs() -> WorkloadTask:
     """Predict a glyph's character and centred shape, and reconstruct it, by several heads on one trunk.
 
     The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
@@ -190,7 +190,7 @@ class MixtureOfExperts(nn.Module):
 
 
 @make_workload_builder
-def experts() -> WorkloadTask:
+def mixture_of_experts() -> WorkloadTask:
     """Classify characters by a mixture of experts. The load imbalance is part of the training loss alone."""
     data = load_latin()
 
@@ -240,7 +240,7 @@ class StateSpaceLayer(nn.Module):
 
 
 @make_workload_builder
-def states() -> WorkloadTask:
+def state_space_classification() -> WorkloadTask:
     """Classify characters by the mean output of a state-space model that reads one pixel at a time.
 
     Each layer has a norm, a state-space model, a gated mix of channels, and a residual connection.
@@ -261,7 +261,7 @@ def states() -> WorkloadTask:
 
 
 @make_workload_builder
-def prototype() -> WorkloadTask:
+def prototypical_network() -> WorkloadTask:
     """Classify a few Latin characters by the nearest class mean of embeddings; the seed determines the episodes.
 
     This is the training of prototypical networks, validated on characters that are not in the training set.
@@ -281,7 +281,7 @@ def prototype() -> WorkloadTask:
         return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
 
     make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
-    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=make_fixed_generator())
+    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=make_seed_zero_generator())
     return WorkloadTask(make, loss, stream, validation)
 
 
@@ -307,9 +307,9 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 
 
 @make_workload_builder
-def contrast() -> WorkloadTask:
+def simclr() -> WorkloadTask:
     """Learn embeddings by matching two views of each picture (SimCLR); the seed determines the views, too."""
-    data, generator = load_latin(), make_fixed_generator()
+    data, generator = load_latin(), make_seed_zero_generator()
     pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
     novel = data.y % HELD_OUT_COPIES == 0
     train, validation = pictures[~novel], pictures[novel]
@@ -324,7 +324,7 @@ def contrast() -> WorkloadTask:
 
 
 @make_workload_builder
-def vae() -> WorkloadTask:
+def variational_autoencoder() -> WorkloadTask:
     """Learn a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
 
     An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
@@ -369,7 +369,7 @@ class DownscaledLinear(nn.Module):
 
 
 @make_workload_builder
-def faint() -> WorkloadTask:
+def small_initial_outputs() -> WorkloadTask:
     """Predict the lower half of a character from its upper half, with initial outputs near 0."""
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -381,7 +381,7 @@ def faint() -> WorkloadTask:
 
 
 @make_workload_builder
-def denoiser() -> WorkloadTask:
+def photograph_denoising() -> WorkloadTask:
     """Remove noise of unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
 
     Convolutions predict the noise, which is subtracted.
@@ -423,7 +423,7 @@ class FourierFeatures(nn.Module):
 
 
 @make_workload_builder
-def pixels() -> WorkloadTask:
+def pixel_regression() -> WorkloadTask:
     """Predict the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns.
 
     Source: Y. Gorishniy et al. (2021), Revisiting deep learning models for tabular data, arXiv 2106.11959, and

@@ -29,9 +29,9 @@ from analysis.optimizer_bench.workload import (
     cut_windows,
     encode_ascii,
     join_sources,
-    make_fixed_generator,
     make_mlp,
     make_row_task,
+    make_seed_zero_generator,
     make_workload_builder,
     read_sources,
 )
@@ -94,7 +94,7 @@ def make_gpt() -> nn.Module:
 
 
 @make_workload_builder
-def gpt() -> WorkloadTask:
+def gpt_byte_prediction() -> WorkloadTask:
     """Predict the next byte of Python source code by a GPT."""
     train, validation = map(encode_ascii, join_sources())
     windows = cut_windows(train, 1 + CONTEXT_LENGTH), cut_windows(validation, 1 + CONTEXT_LENGTH, 64)
@@ -102,7 +102,7 @@ def gpt() -> WorkloadTask:
 
 
 @make_workload_builder
-def gru() -> WorkloadTask:
+def gru_token_prediction() -> WorkloadTask:
     """Predict the next token of Python source code by a GRU, with logits (batch, length, vocabulary)."""
     sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
     common = Counter(sides[0]).most_common(VOCABULARY_SIZE - 1)
@@ -143,7 +143,7 @@ def make_dilated(dilation: int) -> nn.Sequential:
 
 
 @make_workload_builder
-def syntax() -> WorkloadTask:
+def token_type_labelling() -> WorkloadTask:
     """Classify each character of a Python source by its token: a keyword, a name, a string and so on.
 
     Source: S. Bai, J. Z. Kolter and V. Koltun (2018), An empirical evaluation of generic convolutional and
@@ -184,11 +184,11 @@ def load_pairs() -> Tensor:
     used = [sorted(word_ids[word] for word in words & word_ids.keys()) for words in functions]
     used = [items for items in used if len(items) >= 10]
     pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
-    return pairs[torch.randperm(len(pairs), generator=make_fixed_generator())]
+    return pairs[torch.randperm(len(pairs), generator=make_seed_zero_generator())]
 
 
 @make_workload_builder
-def recommender() -> WorkloadTask:
+def matrix_factorization() -> WorkloadTask:
     """Discriminate the words of a function from random words, which depend on the seed.
 
     The logit is the dot product of a user's and an item's vector, plus their biases.
@@ -213,7 +213,7 @@ def recommender() -> WorkloadTask:
 
 
 @make_workload_builder
-def ranking() -> WorkloadTask:
+def pairwise_word_ranking() -> WorkloadTask:
     """Rank the words that a function uses above random words, which depend on the seed.
 
     About three words of each function are in the training set.
@@ -248,7 +248,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
     word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
     chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
-    fixed = make_fixed_generator()
+    fixed = make_seed_zero_generator()
 
     def cut(words: list[str]) -> Tensor:
         text = torch.tensor([word_ids[word] for word in words if word in word_ids])  # (size,)
@@ -261,7 +261,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @make_workload_builder
-def words() -> WorkloadTask:
+def word2vec() -> WorkloadTask:
     """Discriminate a word's context from random words, which depend on the seed.
 
     Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,

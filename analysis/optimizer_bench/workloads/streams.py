@@ -20,8 +20,8 @@ from analysis.optimizer_bench.workload import (
     ResidualLayers,
     WorkloadTask,
     make_convolutions,
-    make_fixed_generator,
     make_mlp,
+    make_seed_zero_generator,
     make_transformer,
     make_workload_builder,
 )
@@ -61,9 +61,9 @@ def make_stream_task(
 
 
 @make_workload_builder
-def grammar() -> WorkloadTask:
+def topic_grammar_prediction() -> WorkloadTask:
     """Predict the next symbol of a text by a GPT: it depends on the previous two symbols and on the text's topic."""
-    generator = make_fixed_generator()
+    generator = make_seed_zero_generator()
     before, last, after = (torch.randn(N_SYMBOLS, 8, generator=generator) for _ in range(3))
     topics = torch.randn(N_TOPICS, 1, 1, 8, generator=generator)
     follows = (topics * before[:, None] + last) @ after.T  # (topics, symbols, symbols, symbols)
@@ -85,7 +85,7 @@ def batch_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
 
 
 @make_workload_builder
-def petals() -> WorkloadTask:
+def petal_counting() -> WorkloadTask:
     """Count the petals of a drawn flower by convolutions."""
 
     def make() -> nn.Module:
@@ -106,7 +106,7 @@ def petals() -> WorkloadTask:
 
 
 @make_workload_builder
-def hops() -> WorkloadTask:
+def graph_distance() -> WorkloadTask:
     """Predict the distance, in edges, of a node from a marked node of a random graph, by means over neighbours."""
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def hops() -> WorkloadTask:
 
 
 @make_workload_builder
-def regress() -> WorkloadTask:
+def in_context_regression() -> WorkloadTask:
     """Predict values of a linear function in context by a transformer; each row is a new function.
 
     Source: S. Garg et al. (2022), What can transformers learn in-context?, arXiv 2208.01066.
@@ -161,12 +161,12 @@ def regress() -> WorkloadTask:
 
 
 @make_workload_builder
-def tastes() -> WorkloadTask:
+def user_item_preferences() -> WorkloadTask:
     """Predict whether a user likes an item; item frequencies are skewed.
 
     The logit is the dot product of a user's and an item's vector, plus their biases, as in the true model.
     """
-    generator = make_fixed_generator()
+    generator = make_seed_zero_generator()
     people, things = (torch.randn(count, FACTOR_DIM // 2, generator=generator) for count in (N_USERS, N_ITEMS))
     lean = torch.randn(N_ITEMS, generator=generator)
 
@@ -186,9 +186,9 @@ def tastes() -> WorkloadTask:
 
 
 @make_workload_builder
-def teacher() -> WorkloadTask:
+def teacher_network() -> WorkloadTask:
     """Classify rows that are labelled by a network with random weights (the teacher)."""
-    generator = make_fixed_generator()
+    generator = make_seed_zero_generator()
     first = torch.randn(TEACHER_INPUTS, 24, generator=generator) / math.sqrt(TEACHER_INPUTS)
     second = torch.randn(24, TEACHER_CLASSES, generator=generator)
 
@@ -202,7 +202,7 @@ def teacher() -> WorkloadTask:
 
 
 @make_workload_builder
-def chords() -> WorkloadTask:
+def chord_forecasting() -> WorkloadTask:
     """Forecast the next sample of a chord by a GRU; the loss is the squared error from ``WARMUP_SAMPLES`` on."""
 
     def make() -> nn.Module:
@@ -220,7 +220,7 @@ def chords() -> WorkloadTask:
 
 
 @make_workload_builder
-def jumps() -> WorkloadTask:
+def piecewise_constant_denoising() -> WorkloadTask:
     """Remove noise from piecewise constant signals by convolutions; the loss is 100 times the mean squared error."""
 
     def make() -> nn.Module:
@@ -242,9 +242,9 @@ def jumps() -> WorkloadTask:
 
 
 @make_workload_builder
-def surface() -> WorkloadTask:
+def smooth_regression() -> WorkloadTask:
     """Fit a smooth function of a few coordinates, without noise; the minimum loss is 0."""
-    generator = make_fixed_generator()
+    generator = make_seed_zero_generator()
     waves = 2.5 * torch.randn(SURFACE_COORDINATES, SURFACE_WAVES, generator=generator)
     phases = 2 * math.pi * torch.rand(SURFACE_WAVES, generator=generator)
     heights = torch.randn(SURFACE_WAVES, generator=generator) / math.sqrt(SURFACE_WAVES / 2)
@@ -261,7 +261,7 @@ def surface() -> WorkloadTask:
 
 
 @make_workload_builder
-def spring() -> WorkloadTask:
+def driven_spring() -> WorkloadTask:
     """Predict the position of a mass on a spring by an LSTM from the forces on it, without noise."""
 
     def make() -> nn.Module:
@@ -298,9 +298,9 @@ class DeepSetsOfCards(nn.Module):
 
 
 @make_workload_builder
-def kinds() -> WorkloadTask:
+def distinct_card_counting() -> WorkloadTask:
     """Count the different kinds of cards in a hand of cards; the minimum loss is 0."""
-    numbers = torch.randn(CARD_KINDS, CARDS_PER_KIND, generator=make_fixed_generator())
+    numbers = torch.randn(CARD_KINDS, CARDS_PER_KIND, generator=make_seed_zero_generator())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         cards = torch.randint(CARD_KINDS, (n, CARDS_PER_HAND), generator=generator)
