@@ -48,7 +48,6 @@ OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
 #: For each option that names a file to write, the content of the file, for the help text.
 OUTPUT_FILE_CONTENTS = {
     "json": "all metrics, and how many queries of each episode each method has right",
-    "csv": "one line per metric",
     "plot": "a .png, .pdf or .svg file",
     "latex": "the tables, for a paper",
     "markdown": "the tables",
@@ -124,8 +123,6 @@ def make_parser() -> CommandParser:
     add("--hierarchy", metavar="FILE", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
-    text = "stop once every 95 %% interval over episodes is within ±P points (default: never)"
-    add("--target-half-width", action=NumberOption, strict=False, default=0.0, metavar="P", help=text)
     add("--seed", action=IntegerOption, low=0, default=0, help="seed of the episodes (default 0)")
     text = "such as cuda: where rows are embedded, classified and scored (default cpu); episodes are the same"
     add("--device", default="cpu", metavar="NAME", help=text)
@@ -279,7 +276,6 @@ def _run_evaluations(
                 methods=methods,
                 sampler=sampler,
                 n_episodes=options.episodes or (10 if options.test_dataset else 2000),
-                target_half_width=options.target_half_width,
                 seed=options.seed,
                 device=options.device,
             )

@@ -162,7 +162,6 @@ def make_train_parser() -> CommandParser:
     add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
     log = "write one JSON line per validation (--log-file under torchrun, which has a --log of its own)"
     add("--log", "--log-file", metavar="FILE", help=log)
-    add("--tensorboard", metavar="FOLDER", help="write the same for TensorBoard")
     return parser
 
 
@@ -174,7 +173,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
 
     Returns:
         The options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if the data determine
-        it. ``paths`` maps "output", "log" and "tensorboard", if given, to the paths of the files to write.
+        it. ``paths`` maps "output" and "log", if given, to the paths of the files to write.
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
@@ -215,7 +214,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
 
 
 def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
-    """Check that ``train`` can write its output files; return their paths by "output", "log" and "tensorboard"."""
+    """Check that ``train`` can write its output files; return their paths by "output" and "log"."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
@@ -228,10 +227,6 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
         paths["log"] = check_output_path("--log", options.log)
         if paths["log"].resolve() == paths["output"].resolve():
             raise_input_error("--log", "be another file than --output", paths["log"], "Pass another path.")
-    if options.tensorboard is not None:
-        with optional_packages("tensorboard"):
-            importlib.import_module("torch.utils.tensorboard")
-        paths["tensorboard"] = check_output_path("--tensorboard", options.tensorboard, folder=True)
     return paths
 
 

@@ -20,7 +20,7 @@ _UNCHANGED_OPTION_NAMES = (
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
     *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
     *("normalize", "objective", "output", "patience", "preset", "protocol", "query", "resume", "seed", "shot"),
-    *("side", "split_seed", "start", "state", "steps", "target_half_width", "template", "test_dataset"),
+    *("side", "split_seed", "start", "state", "steps", "template", "test_dataset"),
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
 )
 #: The command-line option for each argument of a function, so that error messages can name the option.

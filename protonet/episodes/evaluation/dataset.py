@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from protonet._validation import check_device, check_int, check_number, check_type
+from protonet._validation import check_device, check_int, check_type
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_process_group
@@ -56,7 +56,6 @@ def evaluate_dataset(
     validation_data: str | Path | None = None,
     tune: Sequence[str] = (),
     against: str | None = None,
-    target_half_width: float = 0.0,
     device: str = "cpu",
     progress: bool | ShowProgress = False,
 ) -> Evaluation:
@@ -85,8 +84,6 @@ def evaluate_dataset(
         tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The settings that are best on
             validation classes are evaluated as a further method.
         against: The method that all other methods are compared with; None to compare all pairs of methods.
-        target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
-            evaluate all episodes.
         device: The device on which rows are embedded, classified and scored.
         progress: True for a progress bar on terminals; or a function to call with the numbers of finished and of all
             episodes.
@@ -117,7 +114,6 @@ def evaluate_dataset(
         raise_input_error("tune", "be a list of texts", repr(tune), f"Pass [{tune!r}].", kind=InputTypeError)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    target_half_width = check_number("target_half_width", target_half_width, low=0)
     check_device("device", device)
     with renamed_arguments(**ARGUMENT_NAMES):
         check_known_name("normalize", normalize, ROW_NORMALIZATIONS)
@@ -144,7 +140,6 @@ def evaluate_dataset(
             methods=MethodsPlan(chosen, tuning_grids=grids, reference_method=compared),
             sampler=config,
             n_episodes=n_episodes,
-            target_half_width=target_half_width,
             seed=seed,
             device=device,
         )

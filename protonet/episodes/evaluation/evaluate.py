@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from protonet._validation import check_int, check_number, check_type
+from protonet._validation import check_int, check_type
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, OPEN_SET_MEASURES, half_width
+from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, OPEN_SET_MEASURES
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import (
@@ -99,7 +99,6 @@ def evaluate(
     *,
     seed: int = 0,
     n_episodes: int = 2000,
-    target_half_width: float = 0.0,
     base: BaseClasses | None = None,
     texts: Tensor | None = None,
     trained: TrainedEncoder | None = None,
@@ -125,8 +124,6 @@ def evaluate(
         config: The protocol: an `EpisodeConfig` or another sampler.
         seed: Seed of the episodes, in [0, 2**63).
         n_episodes: Largest number of episodes, >= 1.
-        target_half_width: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many
-            percentage points, >= 0; 0 to score all episodes.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, the embedding of a text that names each class, on the device of the
             rows, for methods that use texts.
@@ -152,7 +149,6 @@ def evaluate(
     """
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
-    target_half_width = check_number("target_half_width", target_half_width, low=0)
     _check_types(x, index, methods, config, has_take=take is not None)
     expected = (len(index.size), x.shape[1])
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
@@ -164,10 +160,6 @@ def evaluate(
     batch_size = choose_batch_size(methods, x)
     finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
-
-    def target_reached() -> bool:
-        joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
-        return all(100 * half_width(torch.cat(accuracy)) < target_half_width for accuracy in joined.values())
 
     def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, EpisodeScores]:
         """Score all methods on sampled episodes, which are numbered from ``first`` on."""
@@ -193,8 +185,6 @@ def evaluate(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         torch.empty(FLOATS_BELOW_32_MIB)  # freed at once: results reuse memory, and no new pages have to be zeroed
-        if target_half_width and done and (done % EPISODES_PER_SYNC == 0 or done == n_episodes) and target_reached():
-            n_episodes = done
         for first in range(done // EPISODES_PER_SYNC, -(-n_episodes // EPISODES_PER_SYNC), group.world_size):
             begin = max(done, (first + group.rank) * EPISODES_PER_SYNC)
             end = min((first + group.rank + 1) * EPISODES_PER_SYNC, n_episodes)
@@ -206,16 +196,10 @@ def evaluate(
                 batches.append(score_episodes(some, start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
-            # In the order of their numbers: any number of processes stops at the same round.
-            for scores in group.gather(batches):
+            for scores in group.gather(batches):  # in the order of the episodes' numbers
                 finished += scores
-                is_done = bool(target_half_width) and target_reached()
-                if is_done:
-                    break
             if progress is not None and group.world_size > 1:
                 progress([*finished])
-            if is_done:
-                break
     return concatenate_batches(finished)
 
 

@@ -65,9 +65,6 @@ class EvaluationPlan:
     methods: MethodsPlan  #: The methods to evaluate.
     sampler: Sampler  #: The protocol that episodes are sampled by, not yet adapted to the data.
     n_episodes: int  #: Largest number of episodes.
-    #: Stop once the half-widths of all 95 % intervals over episodes are below this many percentage points; 0 to
-    #: evaluate all episodes.
-    target_half_width: float = 0.0
     seed: int = 0  #: Seed of the episodes.
     device: str = "cpu"  #: The device on which rows are embedded and classified.
     #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
@@ -88,7 +85,6 @@ class EvaluationPlan:
             "hierarchy": None,
             **sampler.describe(),
             "max_episodes": self.n_episodes,
-            "target_half_width": self.target_half_width,
             "seed": self.seed,
             "tune": [[choice.name for choice in grid] for grid in self.methods.tuning_grids],
             "against": None if against is None else against.name,
@@ -144,7 +140,6 @@ class PreparedEvaluation:
             self.sampler,
             seed=plan.seed,
             n_episodes=plan.n_episodes,
-            target_half_width=plan.target_half_width,
             base=self.base,
             texts=self.texts,
             trained=self.trained,
@@ -297,11 +292,7 @@ def prepare_tuning(
     """
     candidates = MethodsPlan([choice for grid in plan.methods.tuning_grids for choice in grid])
     plan = replace(
-        plan,
-        methods=candidates,
-        n_episodes=min(plan.n_episodes, MAX_TUNING_EPISODES),
-        target_half_width=0.0,
-        save_predictions=False,
+        plan, methods=candidates, n_episodes=min(plan.n_episodes, MAX_TUNING_EPISODES), save_predictions=False
     )
     if plan.rows.test_dataset is None:
         plan = replace(plan, rows=_use_validation_classes(plan.rows, sampler, sources))

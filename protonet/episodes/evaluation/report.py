@@ -1,9 +1,7 @@
-"""The report of an evaluation: summarise scores, and format the summary as text tables, LaTeX, CSV or a plot."""
+"""The report of an evaluation: summarise scores, and format the summary as text tables, LaTeX or a plot."""
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -129,12 +127,9 @@ def format_report(summary: EvaluationSummary) -> str:
         if against is not None:
             family = f"{n_pairs} comparison{'s' * (n_pairs > 1)} of {against} with another"
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
-    target, methods = summary.settings.get("target_half_width", 0), summary.methods.values()
-    if target and not all(100 * method.accuracy.half_width_episodes < target for method in methods):
-        text += f"Intervals over episodes are not within {target:g} points yet: more episodes are needed.\n"
     if summary.interval_kinds:
         text += f"{explain_intervals(summary)}\n"
-    if any(method.calibration_error is None for method in methods):
+    if any(method.calibration_error is None for method in summary.methods.values()):
         return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
@@ -230,35 +225,6 @@ def format_p_value(p_value: float | None) -> str:
     if p_value is None:
         return ""
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
-
-
-def write_summary_csv(path: Path, summary: EvaluationSummary) -> None:
-    """Write a summary as CSV, with one line for each number in it.
-
-    The columns are method, measure, number of shots ("" for all classes), value and half-widths of its intervals.
-    """
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-
-        def write(method: str, measure: str, n_shot: object, rate: MeasureMean) -> None:
-            writer.writerow([method, measure, n_shot, *rate.to_dict().values()])
-
-        writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{kind}" for kind in INTERVAL_KINDS)])
-        for name, method in summary.methods.items():
-            write(name, "accuracy", "", method.accuracy)
-            if method.calibration_error is not None:
-                write(name, "calibration_error", "", MeasureMean(method.calibration_error))
-            for measure, rate in method.further_measures.items():
-                if rate.is_known:
-                    write(name, measure, "", rate)
-            for n_shot, rate in method.accuracy_by_shot.items():
-                write(name, "accuracy", n_shot, rate)
-        for pair in summary.comparisons:
-            write(pair.first, f"accuracy less {pair.second}'s", "", pair.rate)
-            for kind in INTERVAL_KINDS:
-                p_value = pair.get_p_value(kind)
-                rate = MeasureMean(math.nan if p_value is None else p_value)
-                write(pair.first, f"p over {kind} (Holm) against {pair.second}", "", rate)
 
 
 def write_summary_plot(path: Path, summary: EvaluationSummary) -> None:

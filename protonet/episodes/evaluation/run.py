@@ -34,7 +34,6 @@ from protonet.episodes.evaluation.report import (
     format_rate,
     format_summary_tables,
     summarize,
-    write_summary_csv,
     write_summary_plot,
     write_tables,
 )
@@ -46,7 +45,7 @@ from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packa
 
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
-RESUMABLE_SETTING_CHANGES = ("against", "max_episodes", "target_half_width")
+RESUMABLE_SETTING_CHANGES = ("against", "max_episodes")
 PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
 STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
 #: A function that is called with the number of finished episodes and the number of all episodes.
@@ -132,7 +131,7 @@ def run_evaluation(
 
     Args:
         plan: The settings of the evaluation.
-        outputs: The files to write, by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report`` (HTML).
+        outputs: The files to write, by ``json``, ``plot``, ``latex``, ``markdown`` and ``report`` (HTML).
         state: The file that stores the scores of finished episodes; None for no such file. The scores by which settings
             are chosen are in a second file in the same folder.
         resume: Whether to continue from the state file. The outputs equal those of an uninterrupted run.
@@ -325,8 +324,6 @@ def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
         write_text(outputs["report"], format_evaluation_page(evaluation))
     if "json" in outputs:
         write_json(outputs["json"], evaluation.to_dict())
-    if "csv" in outputs:
-        write_summary_csv(outputs["csv"], evaluation.summary)
     write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
         write_summary_plot(outputs["plot"], evaluation.summary)

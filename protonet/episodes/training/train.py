@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from protonet.episodes.networks.checkpoints import (
     split_encoder_and_head,
     write_checkpoint,
 )
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING_CONSTANTS, MetaLearner, make_learner
+from protonet.episodes.training.objectives import META_TRAINING_CONSTANTS, MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -173,13 +173,13 @@ def train(
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
     The step is finished before a KeyboardInterrupt is raised. A loss that is not finite raises an InputError.
-    ``outputs`` maps ``output`` (the checkpoint), ``log`` and ``tensorboard`` to paths, in the first process only.
+    ``outputs`` maps ``output`` (the checkpoint) and ``log`` to paths, in the first process only.
     """
     plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
     checkpoint = outputs.get("output")
     bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=checkpoint is not None)
-    with bar, _open_log(outputs, run.step) as (log, before), delay_interrupt() as interrupted:
+    with bar, _open_log(outputs.get("log"), run.step) as (log, before), delay_interrupt() as interrupted:
         started = time.monotonic() - before
 
         def validate() -> None:
@@ -227,37 +227,25 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 
 @contextmanager
-def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
-    """Open the log file and TensorBoard's folder, without entries after ``step``, as a context manager.
+def _open_log(path: Path | None, step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
+    """Open a log file, if any, without entries after ``step``, as a context manager.
 
-    Yields a function that adds an entry to both, and the seconds of training that the log already records.
+    Yields a function that adds an entry, and the seconds of training that the log already records.
     """
-    with ExitStack() as stack:
-        file = writer = None
-        seconds = 0.0
-        if "log" in outputs:
-            # Lines after the checkpoint were written before a crash; the resumed run writes them again.
-            text = outputs["log"].read_text(encoding="utf-8") if step and outputs["log"].exists() else ""
-            entries = re.finditer(r'^{"step": (\d+),.*}\n', text, re.MULTILINE)
-            lines = [entry[0] for entry in entries if int(entry[1]) <= step]
-            seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
-            outputs["log"].write_text("".join(lines), encoding="utf-8")
-            file = stack.enter_context(outputs["log"].open("a", encoding="utf-8"))
-        if "tensorboard" in outputs:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
-
-            writer = SummaryWriter(str(outputs["tensorboard"]), purge_step=step + 1)
-            stack.callback(writer.close)
+    if path is None:
+        yield lambda entry: None, 0.0
+        return
+    # Lines after the checkpoint were written before a crash; the resumed run writes them again.
+    text = path.read_text(encoding="utf-8") if step and path.exists() else ""
+    entries = re.finditer(r'^{"step": (\d+),.*}\n', text, re.MULTILINE)
+    lines = [entry[0] for entry in entries if int(entry[1]) <= step]
+    path.write_text("".join(lines), encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
 
         def log(entry: dict[str, object]) -> None:
-            if file is not None:
-                print(json.dumps(entry), file=file, flush=True)
-            if writer is not None:
-                for name in entry.keys() & {"accuracy", *LOSS_NAMES}:
-                    writer.add_scalar(name, entry[name], entry["step"])
-                writer.flush()
+            print(json.dumps(entry), file=file, flush=True)
 
-        yield log, seconds
+        yield log, float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def mean_distance(episodes: Episodes) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
-        ("--side all --seed 3 --target-half-width 3", {"side": "all", "seed": 3, "target_half_width": 3}),
+        ("--side all --seed 3", {"side": "all", "seed": 3}),
         (
             "--tune ridge:penalty=0.1,10 --against protonet --normalize cl2",
             {"tune": ["ridge:penalty=0.1,10"], "against": "protonet", "normalize": "cl2"},

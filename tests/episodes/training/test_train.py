@@ -210,18 +210,6 @@ def test_a_second_interrupt_comes_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_tensorboard_has_the_log() -> None:
-    train("--tensorboard board --log log")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-
-    events = EventAccumulator("board").Reload()
-    for name in ("accuracy", "episodic_loss", "cross_entropy"):
-        logged = [(entry["step"], entry[name]) for entry in read_log() if name in entry]
-        assert len(logged) == (4 if name == "accuracy" else 3)
-        board = [(event.step, event.value) for event in events.Scalars(name)]
-        assert board == [(step, pytest.approx(value)) for step, value in logged]
-
-
 def test_resuming_with_other_settings_or_data() -> None:
     train()
     same = r"^`resume` must continue a run of the same settings; got"
@@ -246,15 +234,13 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "old.safetensors", r"`--output` must be a new file; got old\.safetensors, which exists\. Cont"),
         ("--resume", "old.safetensors", r"`output` must be a checkpoint of .* train; got .*old\.safetensors"),
         ("--log new.safetensors", "new.safetensors", r"`--log` must be another file than --output"),
-        ("--tensorboard tiny.npz", "new.safetensors", r"`--tensorboard` must be a folder that can be written"),
         ("", "new.pt", r"`--output` must end in \.safetensors; got new\.pt\. Rename it\."),
     ):
         with pytest.raises(ValueError, match=message):
             train(more, output)
-    for module, extra in (("torch.utils.tensorboard", "tensorboard"), ("safetensors", "train")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"\.'):
-            train("--tensorboard board", "new.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r'must be installed\. Run pip install -e "\.\[train\]"\.'):
+        train("", "new.safetensors")
 
 
 def test_bad_arguments() -> None:
