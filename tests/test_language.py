@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import pydoc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ PRIVATE_PHRASES = re.compile(
     r"|\bof which\b|\bchose nothing\b|\bthe house\b|\bright, %|\bheld against\b",
     re.IGNORECASE,
 )
+#: Suffixes of file names in docstrings, such as ``labels.npy``.
+FILE_SUFFIXES = {".csv", ".npy", ".npz", ".onnx", ".pkl", ".plk", ".txt"}
 #: Allowed private words per 1,000 lines.
 LIMITS = {
     "protonet": 2.0,
@@ -70,6 +74,25 @@ def list_private_words(path: Path) -> list[str]:
         return PRIVATE_PHRASES.findall(re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL))
     names = [name for name in list_names(path) if any(map(PRIVATE_NAMES.fullmatch, name.lower().split("_")))]
     return names + [phrase for text in list_docstrings(path) for phrase in PRIVATE_PHRASES.findall(text)]
+
+
+def test_names_in_docstrings_exist() -> None:
+    known = {*dir(builtins), *dir(str), *dir(list)}
+    for path in [file for folder in ("protonet", "analysis", "tests") for file in list_files(folder)]:
+        known.update(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(parse(path)):
+            names = [getattr(node, key, None) for key in ("id", "attr", "name", "arg", "module", "value")]
+            known.update(
+                part for name in names if isinstance(name, str) and " " not in name for part in re.findall(r"\w+", name)
+            )
+    missing = set()
+    for path in list_files("protonet"):
+        for text in list_docstrings(path):
+            for name in re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*?\))?`", text):
+                exists = known.issuperset(name.split("."))
+                if not exists and pydoc.locate(name) is None and Path(name).suffix not in FILE_SUFFIXES:
+                    missing.add((path.name, name))
+    assert missing == set()
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -28,7 +28,7 @@ from protonet.errors import raise_input_error
 from protonet.fit.prior import (
     MIN_LOG_VIEW_INFLUENCE,
     MIN_VIEW_SPREAD,
-    VIEW_TRAITS,
+    VIEW_TAGS,
     WeightingPrior,
     deserialize_prior,
     serialize_prior,
@@ -62,7 +62,7 @@ class TaskBatch(NamedTuple):
     """A batch of measured tasks, stacked and padded to the largest task."""
 
     view_statistics: Tensor  #: (tasks, views, view features)
-    traits: Tensor  #: (tasks, views, traits)
+    tags: Tensor  #: (tasks, views, tags)
     dataset_statistics: Tensor  #: (tasks, problem features)
     initial_log_influence: Tensor  #: (tasks, views)
     is_view: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
@@ -94,7 +94,7 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
     is_present[~is_present.any(dim=1), 0] = True
     return TaskBatch(
         torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
-        torch.stack([pad(task.view_traits, n_views, len(VIEW_TRAITS)) for task in evidence]),
+        torch.stack([pad(task.view_tags, n_views, len(VIEW_TAGS)) for task in evidence]),
         torch.stack([task.dataset_statistics for task in evidence]),
         torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_VIEW_INFLUENCE) for task in evidence]),
         is_present,
@@ -124,7 +124,7 @@ def evaluate_prior(prior: WeightingPrior, batch: TaskBatch) -> tuple[Tensor, Ten
 def _compute_log_weights(prior: WeightingPrior, batch: TaskBatch, is_present: Tensor) -> tuple[Tensor, Tensor]:
     """Compute a prior's log-weights of views (-1e4 unless ``is_present``) and the log-factors of logits."""
     log_weight, size = prior(
-        batch.view_statistics, batch.traits, batch.dataset_statistics, batch.initial_log_influence, is_present
+        batch.view_statistics, batch.tags, batch.dataset_statistics, batch.initial_log_influence, is_present
     )
     return log_weight.masked_fill(~is_present, -1e4), size
 
@@ -216,7 +216,7 @@ def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> lis
     judged = torch.tensor([task.has_held_out_rows for task in tasks])
     synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
-    blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(VIEW_TRAITS)))
+    blind = batch._replace(tags=torch.zeros(len(tasks), batch.tags.shape[1], len(VIEW_TAGS)))
     unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
     variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [

@@ -25,7 +25,7 @@ from analysis.real_data.sets import DATASETS, is_held_out, is_reported, list_tab
 from protonet._io import write_atomically
 from protonet.errors import InputError, MissingPackageError
 from protonet.fit.networks import fit_view
-from protonet.fit.prior import PriorInput, build_prior_input, encode_traits
+from protonet.fit.prior import PriorInput, build_prior_input, encode_tags
 from protonet.fit.search import ModelSearch, evaluate_candidates
 from protonet.fit.solver import PARAM_LIMIT, preserve_torch_state
 from protonet.fit.training_set import prepare_training_set
@@ -350,7 +350,7 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
     """Compute the arrays of a measured task by name; the dict is empty if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines of held-out rows and ``labels`` (n,) their classes; ``judged`` (views, m,
-    classes) are cosines of test rows and ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views;
+    classes) are cosines of test rows and ``truth`` (m,) their classes; ``traits`` (views, tags) describe the views;
     ``x``, ``y``, ``blocks`` and ``shifts`` are the rows that views are fitted to.
     """
     started = time.process_time()
@@ -370,7 +370,7 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
     return {
         "name": np.array(task.name),
         "kin": np.array(task.family),
-        "traits": encode_traits([candidate.spec for candidate in searched.candidates]).numpy(),
+        "traits": encode_tags([candidate.spec for candidate in searched.candidates]).numpy(),
         "held": held_out.numpy().astype(np.float16),
         "labels": searched.evaluator.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),
@@ -418,7 +418,7 @@ def load_measured(path: str | Path) -> MeasuredTask | None:
     blocks = integers["blocks"] if len(integers["blocks"]) else None
     shifts, x = tuple(arrays["shifts"].tolist()), torch.from_numpy(arrays["x"])
     rows = TrainingRows(x, integers["y"], held_out.shape[2], shifts=shifts, column_indices=blocks)
-    traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
-    evidence = build_prior_input(rows, traits, list(held_out), integers["labels"] if judged else None)
+    tags, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
+    evidence = build_prior_input(rows, tags, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])
     return MeasuredTask(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, integers["truth"])

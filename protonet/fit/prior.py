@@ -30,8 +30,8 @@ from protonet.selection.scoring import (
 )
 from protonet.views.view import TrainingRows, ViewSpec, canonical_feature_order, select_evenly
 
-#: All traits that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.traits`.
-VIEW_TRAITS = (
+#: All tags that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.tags`.
+VIEW_TAGS = (
     "raw",
     "centred",
     "standardised",
@@ -74,7 +74,7 @@ class PriorInput(NamedTuple):
     """
 
     view_statistics: Tensor  #: (views, N_VIEW_STATISTICS) float32: statistics of each view.
-    view_traits: Tensor  #: (views, traits) float32, 0 or 1: the traits of each view.
+    view_tags: Tensor  #: (views, tags) float32, 0 or 1: the tags of each view.
     dataset_statistics: Tensor  #: (N_DATASET_STATISTICS,) float32: statistics of the data set.
     initial_log_influence: (
         Tensor  #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
@@ -85,9 +85,9 @@ class PriorInput(NamedTuple):
     )
 
 
-def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
-    """Encode the traits of views as indicators (views, traits) float32: 1 if a view has this one of ``VIEW_TRAITS``."""
-    rows = [[float(trait in spec.traits) for trait in VIEW_TRAITS] for spec in specs]
+def encode_tags(specs: Sequence[ViewSpec]) -> Tensor:
+    """Encode the tags of views as indicators (views, tags) float32: 1 if a view has this one of ``VIEW_TAGS``."""
+    rows = [[float(tag in spec.tags) for tag in VIEW_TAGS] for spec in specs]
     return torch.tensor(rows, dtype=torch.float32)
 
 
@@ -162,7 +162,7 @@ def _effective_dimension(x: Tensor) -> float:
 
 def build_prior_input(
     rows: TrainingRows,
-    traits: Tensor,
+    tags: Tensor,
     cosines: Sequence[Tensor],
     labels: Tensor | None,
     weights: Tensor | None = None,
@@ -173,7 +173,7 @@ def build_prior_input(
 
     Args:
         rows: The training rows.
-        traits: (views, traits) result of `encode_traits`.
+        tags: (views, tags) result of `encode_tags`.
         cosines: For each view, the cosines (n, num_classes) of the held-out rows to the prototypes. If ``labels`` is
             None, cosines of the training rows; only their spread is used then.
         labels: (n,) int64 labels of the held-out rows; None if no row can be held out.
@@ -201,7 +201,7 @@ def build_prior_input(
     problem = compute_row_statistics(rows) if row_statistics is None else row_statistics
     if labels is None:
         start = torch.where(spread > MIN_VIEW_SPREAD, 0.0, MIN_LOG_VIEW_INFLUENCE)
-        columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
+        columns += [torch.zeros(len(tags), dtype=torch.float64)] * 8
         problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_STD
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
@@ -255,7 +255,7 @@ def build_prior_input(
         ]
         problem = torch.cat([problem, torch.tensor(held_out)])
     views = torch.stack(columns, dim=1).float()
-    return PriorInput(views, traits, problem.float(), start.float(), spread, max(factor, MIN_PRIOR_INVERSE_TEMPERATURE))
+    return PriorInput(views, tags, problem.float(), start.float(), spread, max(factor, MIN_PRIOR_INVERSE_TEMPERATURE))
 
 
 class ZeroInitializedLinear(nn.Module):
@@ -291,7 +291,7 @@ class WeightingPrior(nn.Module):
         for name, size in (("view", N_VIEW_STATISTICS), ("dataset", N_DATASET_STATISTICS)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
             self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float32))
-        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TRAITS) + N_DATASET_STATISTICS, N_HIDDEN_UNITS)
+        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TAGS) + N_DATASET_STATISTICS, N_HIDDEN_UNITS)
         self.second = ZeroInitializedLinear(2 * N_HIDDEN_UNITS, N_HIDDEN_UNITS)
         self.score = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
         self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTIC_INDICES), N_HIDDEN_UNITS)
@@ -299,13 +299,13 @@ class WeightingPrior(nn.Module):
         self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
 
     def forward(
-        self, views: Tensor, traits: Tensor, dataset: Tensor, initial_log_influence: Tensor, present: Tensor
+        self, views: Tensor, tags: Tensor, dataset: Tensor, initial_log_influence: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Predict the influence of each view and the correction of the inverse temperature, for a batch of data sets.
 
         Args:
             views: (tasks, views, N_VIEW_STATISTICS) statistics of the views.
-            traits: (tasks, views, traits) indicators, 0 or 1.
+            tags: (tasks, views, tags) indicators, 0 or 1.
             dataset: (tasks, N_DATASET_STATISTICS) statistics of the data sets.
             initial_log_influence: (tasks, views) logarithms of the influences that the held-out rows alone suggest.
             present: (tasks, views) mask of the views that each data set has, at least one. The other views are padding.
@@ -317,7 +317,7 @@ class WeightingPrior(nn.Module):
         views = (views - self.view_mean) / self.view_std
         dataset = (dataset - self.dataset_mean) / self.dataset_std
         wide = dataset[:, None].expand(-1, views.shape[1], -1)
-        hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
+        hidden = F.gelu(self.first(torch.cat([views, tags, wide], dim=2)))
         influence = initial_log_influence.masked_fill(~present, -torch.inf).softmax(dim=1)
         context = (influence[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
         both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
@@ -340,7 +340,7 @@ class WeightingPrior(nn.Module):
             return torch.zeros_like(evidence.view_spreads), 1.0
         inputs = (
             evidence.view_statistics,
-            evidence.view_traits,
+            evidence.view_tags,
             evidence.dataset_statistics,
             evidence.initial_log_influence,
             separates,

@@ -23,7 +23,7 @@ from protonet.fit.prior import (
     build_prior_input,
     compute_row_statistics,
     drop_small_influences,
-    encode_traits,
+    encode_tags,
     load_published_prior,
 )
 from protonet.selection.folds import FOLD_LIMITS, Fold, split_folds
@@ -123,8 +123,8 @@ class PartitionConstants:
     seed_step: int = 1009
     """Difference between the seeds of successive partitions. `protonet.fit.cross_validation` uses the seeds in
     between."""
-    first_partition_traits: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
-    """Traits of slow views. These views are evaluated on the first partition only, as trained views are."""
+    first_partition_tags: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
+    """Tags of slow views. These views are evaluated on the first partition only, as trained views are."""
 
 
 PARTITION_LIMITS = PartitionConstants()
@@ -286,7 +286,7 @@ def _evaluate_repeats(
         evaluated = []
         for candidate in candidates:
             spec = candidate.spec
-            if spec.trained or spec.traits & PARTITION_LIMITS.first_partition_traits:
+            if spec.trained or spec.tags & PARTITION_LIMITS.first_partition_tags:
                 evaluated.append(candidate)
                 continue
             again = partition.evaluate_and_cache(spec) if spec.source is None else partition.evaluate(spec)
@@ -345,12 +345,12 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     """Fit a mixture of candidates; return it, or None if no view separates rows, and its losses (held_out,)."""
     evaluator, candidates = result.evaluator, result.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in result.partitions]
-    traits = encode_traits([candidate.spec for candidate in candidates])
+    tags = encode_tags([candidate.spec for candidate in candidates])
     prior, labels = search.prior or load_published_prior(), evaluator.labels if result.has_held_out_rows else None
     evidence_list = [
         build_prior_input(
             result.rows,
-            traits,
+            tags,
             cosines,
             labels,
             evaluator.weights,

@@ -112,7 +112,7 @@ class CustomOptimizer(torch.optim.Optimizer):
     def _synchronize_run(self) -> None:
         """Load the `OptimizerRun` from the entry "run" of the first group if it was replaced, else store it there.
 
-        `ZeroRedundancyOptimizer` saves and loads only the states of the parameters and the entries of the groups.
+        torch's ZeroRedundancyOptimizer saves and loads only the states of the parameters and the entries of the groups.
         """
         group = self.param_groups[0] if self.param_groups else {}
         if group.get("run", self._saved_run) is not self._saved_run:

@@ -67,7 +67,7 @@ class ConvolutionFeaturesSpec:
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
     name: ClassVar[str] = "convolution features"
-    traits: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
+    tags: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
 
     def fit(self, rows: TrainingRows, source: InputMap | None = None) -> View:
         """Fit the thresholds above which responses are counted; return a view that computes pooled features."""
@@ -91,7 +91,7 @@ class FixedConvolutionSpec:
         return ConvolutionFeaturesSpec(self.line_width)
 
     @property
-    def traits(self) -> frozenset[str]:
+    def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: "convolution", and "local" for local pooling."""
         return frozenset({"convolution", "local"} if self.local_pooling else {"convolution"})
 

@@ -69,7 +69,7 @@ class ForestSpec:
     trained: ClassVar[bool] = False
 
     @property
-    def traits(self) -> frozenset[str]:
+    def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: "forest", and "shifted" if rows are shifted."""
         return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
 

@@ -76,9 +76,9 @@ class KernelRidgeSpec:
         return "laplacian" if self.norm == 1 else "gaussian"
 
     @property
-    def traits(self) -> frozenset[str]:
+    def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: kernel, scaling of the input, perhaps "shifted"."""
-        scaling = frozenset({"squashed"}) if self.apply_tanh else self.source.traits
+        scaling = frozenset({"squashed"}) if self.apply_tanh else self.source.tags
         return scaling | ({self.kernel_name, "shifted"} if self.shifted else {self.kernel_name})
 
     @property

@@ -173,7 +173,7 @@ class LinearSpec:
     trained: ClassVar[bool] = False
 
     @property
-    def traits(self) -> frozenset[str]:
+    def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: the scaling of the features."""
         return frozenset({self.scaling})
 

@@ -220,9 +220,9 @@ class MLPSpec:
     trained: ClassVar[bool] = True
 
     @property
-    def traits(self) -> frozenset[str]:
+    def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: "learned", and those of the input map."""
-        return self.source.traits | {"learned"}
+        return self.source.tags | {"learned"}
 
     @property
     def name(self) -> str:

@@ -178,7 +178,7 @@ class TabularTransformerSpec:
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
-    traits: ClassVar[frozenset[str]] = frozenset({"transformer"})
+    tags: ClassVar[frozenset[str]] = frozenset({"transformer"})
     name: ClassVar[str] = "tabular transformer"
 
     def fit(self, rows: TrainingRows, source: InputMap | None = None) -> TabularTransformerView:

@@ -306,8 +306,8 @@ class ViewSpec(Protocol):
         """The name of the view in reports."""
 
     @property
-    def traits(self) -> frozenset[str]:
-        """Properties from which the pretrained prior predicts the weight: some of `protonet.fit.prior.TRAITS`."""
+    def tags(self) -> frozenset[str]:
+        """Properties from which the pretrained prior predicts the weight: some of `protonet.fit.prior.VIEW_TAGS`."""
 
     @property
     def source(self) -> ViewSpec | None:

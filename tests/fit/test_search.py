@@ -15,12 +15,12 @@ from protonet.datasets.synthetic import sample_family
 from protonet.fit.prior import (
     N_DATASET_STATISTICS,
     N_VIEW_STATISTICS,
-    VIEW_TRAITS,
+    VIEW_TAGS,
     WeightingPrior,
     build_prior_input,
     compute_row_statistics,
     deserialize_prior,
-    encode_traits,
+    encode_tags,
     serialize_prior,
 )
 from protonet.fit.search import (
@@ -156,7 +156,7 @@ def test_the_prior_weighs_the_views() -> None:
     prior = WeightingPrior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
-    prior.first.weight.data[0, N_VIEW_STATISTICS + VIEW_TRAITS.index("forest")] = 10.0
+    prior.first.weight.data[0, N_VIEW_STATISTICS + VIEW_TAGS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     forests = []
@@ -275,7 +275,7 @@ VIEWS: list[ViewSpec] = [
     ForestSpec(9, shifted=True),
     MLPSpec(LinearSpec("raw"), 1, 32, 10, 64),
 ]
-TRAIT_FLAGS = encode_traits(VIEWS)
+TAG_FLAGS = encode_tags(VIEWS)
 
 
 def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torch.Tensor]:
@@ -296,7 +296,7 @@ def random_prior(seed: int) -> WeightingPrior:
     return prior
 
 
-def test_the_traits_of_a_view() -> None:
+def test_the_tags_of_a_view() -> None:
     cases: list[tuple[ViewSpec, set[str]]] = [
         *((LinearSpec(scaling, span), {scaling}) for scaling in FEATURE_SCALINGS for span in (None, (0, 3))),
         (KernelRidgeSpec(LinearSpec("relevant"), 1), {"laplacian", "relevant"}),
@@ -307,10 +307,10 @@ def test_the_traits_of_a_view() -> None:
         (ForestSpec(9, shifted=True), {"forest", "shifted"}),
         (MLPSpec(LinearSpec("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
     ]
-    for spec, traits in cases:
-        (flags,) = encode_traits([spec]).tolist()
-        assert flags == [float(trait in traits) for trait in VIEW_TRAITS], spec
-        assert spec.traits <= set(VIEW_TRAITS), spec
+    for spec, tags in cases:
+        (flags,) = encode_tags([spec]).tolist()
+        assert flags == [float(tag in tags) for tag in VIEW_TAGS], spec
+        assert spec.tags <= set(VIEW_TAGS), spec
 
 
 @settings(max_examples=15)
@@ -320,7 +320,7 @@ def test_an_untrained_prior_returns_the_weights_that_held_out_rows_suggest(seed:
     seen = torch.ones(5, dtype=torch.bool)
     start = weights_from_losses(cosines, [fit(item, labels, seen)[1] for item in cosines])
     joint = fit_view_weights(cosines, labels, seen.double(), start)
-    weights, size = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
+    weights, size = WeightingPrior().predict_view_weights(build_prior_input(rows, TAG_FLAGS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
 
@@ -329,7 +329,7 @@ def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.Monke
     monkeypatch.setattr(scoring, "WEIGHTING", replace(WEIGHTING, values_per_block=10_000))
     rows, cosines, labels = draw(0, n=900)
     assert len(list(row_slices(900, 4 * 5))) > 1
-    evidence = build_prior_input(rows, TRAIT_FLAGS, cosines, labels)
+    evidence = build_prior_input(rows, TAG_FLAGS, cosines, labels)
     stacked, seen = torch.stack(cosines).double(), torch.ones(5, dtype=torch.bool)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     torch.testing.assert_close(evidence.view_spreads, spread)
@@ -352,8 +352,8 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
     prior = random_prior(seed)
-    weights, size = prior.predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
-    swapped = TRAIT_FLAGS[order], [cosines[at] for at in order]
+    weights, size = prior.predict_view_weights(build_prior_input(rows, TAG_FLAGS, cosines, labels))
+    swapped = TAG_FLAGS[order], [cosines[at] for at in order]
     others, other = prior.predict_view_weights(build_prior_input(rows, *swapped, labels))
     torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
     assert other == pytest.approx(size, rel=1e-3)
@@ -362,7 +362,7 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
     for index in range(5):
-        evidence = build_prior_input(rows, TRAIT_FLAGS, cosines, labels)
+        evidence = build_prior_input(rows, TAG_FLAGS, cosines, labels)
         weights, size = random_prior(index).predict_view_weights(evidence)
         assert float(weights.sum()) == pytest.approx(1)
         fractions = weights * evidence.view_spreads
@@ -374,15 +374,15 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
 def test_a_view_that_does_not_separate_rows_gets_zero_weight() -> None:
     rows, cosines, labels = draw(4)
     cosines[1] = torch.full_like(cosines[1], 0.7)
-    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
+    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TAG_FLAGS, cosines, labels))
     assert float(weights[1]) == 0
-    nothing, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS[:1], cosines[1:2], labels))
+    nothing, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TAG_FLAGS[:1], cosines[1:2], labels))
     assert nothing.tolist() == [0.0]
 
 
 def test_without_held_out_rows_weights_depend_on_the_spread_alone() -> None:
     rows, cosines, _ = draw(5)
-    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, None))
+    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TAG_FLAGS, cosines, None))
     spread = torch.stack([item.double().var(dim=1, correction=0).mean().sqrt() for item in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 

@@ -289,7 +289,7 @@ def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit
     torch.testing.assert_close(given, weights / weights.sum())
     assert bool((encoder.weights > 0).all())
     read = {view.source for view in views if view.source is not None}
-    sources = {item.source or item for item, _ in choice.views if not item.traits & {"forest", "transformer"}}
+    sources = {item.source or item for item, _ in choice.views if not item.tags & {"forest", "transformer"}}
     assert len(encoder.list_input_maps()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
     again = fit_selected_model(solution.training_set, choice)

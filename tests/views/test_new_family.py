@@ -37,7 +37,7 @@ class Toy:
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
-    traits: ClassVar[frozenset[str]] = frozenset()  # none that the prior knows
+    tags: ClassVar[frozenset[str]] = frozenset()  # none that the prior knows
 
     @property
     def name(self) -> str:

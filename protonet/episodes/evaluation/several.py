@@ -166,7 +166,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     The best method shares its rank with all methods that a paired t test finds not significantly less accurate; then
     the next methods are ranked likewise. Methods that share ranks get the mean of these ranks. Returns ranks by name.
 
-    Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; like its code (Leaderboard.ipynb, ``compute_ranks``),
+    Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; like its code (compute_ranks in Leaderboard.ipynb),
         but with a paired test, because all methods have the same episodes.
     """
     p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_method_pairs(accuracies)}
