@@ -68,7 +68,7 @@ def write_json(path: str | Path, value: JsonDict) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder and its subfolders.
+    """Remove temporary files that killed processes left behind in a folder and its subfolders.
 
     A folder in which another process is writing is left unchanged.
     """
@@ -99,7 +99,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
 
 
 def _remove_temporary_files_of(path: Path) -> None:
-    """Remove the temporary files that killed writes of the file ``path`` left; ignore those that cannot be removed."""
+    """Remove temporary files that interrupted writes of ``path`` left behind; ignore files that cannot be removed."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):
             temporary.unlink()

@@ -109,7 +109,9 @@ def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even:
     return torch.minimum(classes, (counts - 1)[:, None])
 
 
-def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_causal_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate tables by a structural causal model: columns and class are nodes; the class is binned, or an argmax."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
     z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
@@ -137,7 +139,9 @@ def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: in
     return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
 
 
-def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_class_conditional_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate columns given the class: location and scale differ between classes; some classes have several modes."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
@@ -162,7 +166,9 @@ def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: in
     return mean.gather(1, component) + spread.gather(1, component) * noise, y
 
 
-def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_threshold_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate classes from thresholds on a few columns: by the box that they form, or by a weighted sum over them."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
@@ -181,7 +187,9 @@ def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
 
-def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_smooth_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
     x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
     dense = _normal(generator, tables, columns, inner)
@@ -198,7 +206,9 @@ def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: in
     return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
 
 
-def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_interaction_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
@@ -218,7 +228,9 @@ def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
-def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> SampledTables:
+def _make_region_tables(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> SampledTables:
     """Generate classes that are regions: a row has the class of the nearest of several centres in 1 to 4 columns."""
     x = _draw_causes(generator, tables, rows, columns)
     used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
@@ -231,8 +243,14 @@ def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: i
 
 #: The family of a table is one of these, sampled as often as it is listed.
 TABLE_FAMILIES: tuple[TableGenerator, ...] = (
-    *(_make_causal, _make_groups) * 2,
-    *(_make_groups, _make_boxes, _make_smooth, _make_pairs, _make_regions),
+    *(_make_causal_tables, _make_class_conditional_tables) * 2,
+    *(
+        _make_class_conditional_tables,
+        _make_threshold_tables,
+        _make_smooth_tables,
+        _make_interaction_tables,
+        _make_region_tables,
+    ),
 )
 
 

@@ -39,7 +39,7 @@ effort {effort}, all else as it is by default. Seconds of one core's CPU to lear
 network already and with the embeddings in the cache. Logistic regression has C = 10, on the embeddings as they are.
 """
 #: Further notes, printed if there are runs without labels, with one label per class, or of a method.
-NOTES = {
+OPTIONAL_NOTES = {
     "names": f"""\
 At 0 per class `fit` has names alone (`--classes`), and at most {measure.MAX_UNLABELLED:,} rows without a label.
 """,
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
     note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (measure.TFIDF, measure.SETFIT)}
-    note += "".join(text for name, text in NOTES.items() if notes[name])
+    note += "".join(text for name, text in OPTIONAL_NOTES.items() if notes[name])
     return runner.StudyReport(rows, tabulate(rows, sizes) + note)
 
 

@@ -106,7 +106,7 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
 
 
 def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of logits (``size``)."""
+    """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of temperatures."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)

@@ -267,7 +267,7 @@ OMNIGLOT_VALIDATION_FRACTION = 0.2
 
 
 def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
-    """Find the drawings of Omniglot, which are grey, ink being 255, without reading them.
+    """Find the images of Omniglot, which are grey with ink at 255, without reading them.
 
     A class is a character, named "ALPHABET/characterNN". The characters of ``images_evaluation`` are novel classes, and
     those of ``images_background`` base classes, except for the last alphabets by name, which are validation classes: as

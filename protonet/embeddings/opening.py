@@ -248,7 +248,7 @@ def reopen_representation(record: RepresentationRecord, names: Sequence[str] | N
 
 
 def _open_network(name: str) -> Representation:
-    """Open a network of timm, torchvision or open_clip as a representation (encoder of pictures)."""
+    """Open a picture encoder from timm, torchvision or open_clip as a representation."""
     extractor = open_extractor(name)
 
     def embed_files(paths: Sequence[Path]) -> np.ndarray:

@@ -169,7 +169,7 @@ def open_hub_sentence_transformer(name: str) -> Representation:
 
 
 def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open an ONNX network of texts with its tokenizer as a representation.
+    """Open an ONNX text encoder and its tokenizer as a representation.
 
     The embedding of a text is the first 2-d output of the network. Without one, it is the first output, averaged over
     the tokens.

@@ -210,7 +210,7 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> boo
 
 
 def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute for each column the step (dim,) of its grid, NaN if values are on no grid; mask (dim,) distinct columns.
+    """Compute the grid spacing (dim,) of each column, NaN without a grid, and a mask (dim,) of columns without repeats.
 
     A column is distinct if no two points have the same value in it. The mask shows whether points could be equal by
     chance: real numbers on no grid hardly repeat.

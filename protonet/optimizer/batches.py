@@ -45,7 +45,7 @@ def is_short_vector(state: SliceState) -> bool:
 
 @dataclass(eq=False)
 class ParameterBatch:
-    """Slices of equal shape and settings, stacked, which are updated together. A slice is a parameter of one run.
+    """Parameters of equal shape and settings, stacked and updated together. A slice is a parameter of one training run.
 
     Tensors are of at least single precision and (slices, rows, columns). Convolutions are matrices, and a parameter of
     fewer than two dimensions is one row. Short vectors may differ in length: they are rows, padded with zeros.

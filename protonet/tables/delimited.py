@@ -51,7 +51,7 @@ EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
 BYTES_PER_DECODING = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Matches the sign before a quoted cell that keeps spreadsheets from reading a number, as in ="007".
-_QUOTED_CELL_SIGN = re.compile(r"(?:(?<=[\t;|,])|^)=(?=\"[^\"]*\"(?:[\t;|,]|\s*$))")
+_EXCEL_TEXT_CELL_PREFIX = re.compile(r"(?:(?<=[\t;|,])|^)=(?=\"[^\"]*\"(?:[\t;|,]|\s*$))")
 #: Matches characters that do not occur in text of Windows-1252. Bytes that are not UTF-8 are decoded as surrogates.
 BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 UNDECODED_BYTES_PATTERN = re.compile("[\udc80-\udcff]")
@@ -202,7 +202,7 @@ class _TextFile:
                     self.row_start, self._row_ended = self.line if self._row_ended else self.row_start, False
                     self._has_apostrophe |= "'" in line
                     self.is_blank = line.isspace()
-                    line = _QUOTED_CELL_SIGN.sub("", line) if '="' in line else line
+                    line = _EXCEL_TEXT_CELL_PREFIX.sub("", line) if '="' in line else line
                     yield escape_control_chars(line) if self.has_control_chars else line
         finally:
             text.detach()  # otherwise it closes the file

@@ -44,7 +44,7 @@ class GroupColumnThresholds:
     #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
     max_range_per_value: float = 1.2
     min_evidence_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
-    min_certain_points: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
+    min_certain_evidence: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
 
 
 GROUP_COLUMNS = GroupColumnThresholds()
@@ -76,8 +76,8 @@ class GroupColumn(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """Whether the evidence suffices for advice to the user, rather than a question."""
-        return self.evidence_points >= GROUP_COLUMNS.min_certain_points
+        """Whether the evidence is strong enough to advise the user to group by this column."""
+        return self.evidence_points >= GROUP_COLUMNS.min_certain_evidence
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
@@ -117,7 +117,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     if n_rows - class_counts.max(axis=1).sum() > GROUP_COLUMNS.max_minority_fraction * n_rows:
         return None
     name_points = score_group_name(name)
-    is_group_name = name_points == GROUP_COLUMNS.min_certain_points
+    is_group_name = name_points == GROUP_COLUMNS.min_certain_evidence
     max_chance = GROUP_COLUMNS.max_p_value_named if is_group_name else GROUP_COLUMNS.max_p_value
     if _log_p_value_bound(level_of, y) > np.log(max_chance):
         return None
@@ -136,7 +136,7 @@ def score_group_name(name: str) -> int:
     and "Probandennummer" name groups, "patient_age" does not.
 
     Returns:
-        `GroupColumnThresholds.min_certain_points` for the name of a group, 1 for another name with "id", 0 for other
+        `GroupColumnThresholds.min_certain_evidence` for the name of a group, 1 for another name with "id", 0 for other
         names.
     """
     words = _split_name(name)
@@ -144,7 +144,7 @@ def score_group_name(name: str) -> int:
     while len(words) > 1 and _ID_SUFFIX_PATTERN.fullmatch(words[-1]):
         words.pop()
     if words and _GROUP_NAME_PATTERN.fullmatch(words[-1]):
-        return GROUP_COLUMNS.min_certain_points
+        return GROUP_COLUMNS.min_certain_evidence
     return int(is_id)
 
 

@@ -377,7 +377,7 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 def _draw_varying_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw ``varying`` features: a random table column (in ``blocks``), then its features by their variances."""
+    """Draw candidate split features: a random table column, then one of its features in proportion to variance."""
     if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]

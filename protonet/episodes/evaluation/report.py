@@ -164,15 +164,15 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     rows = []
     for name in order:
         method = methods[name]
-        row = [name, format_rate(method.accuracy)]
+        row = [name, format_mean(method.accuracy)]
         row += _format_difference(summary, against or best, name, signed=against is not None) if several else []
         if calibrated and method.calibration_error is not None:
             row.append(f"{100 * method.calibration_error:.1f}")
-        rows.append(row + [format_rate(method.further_measures[measure]) for measure in measures])
+        rows.append(row + [format_mean(method.further_measures[measure]) for measure in measures])
     tables: list[TextTable] = [(header, rows)]
     shots = list(methods[best].accuracy_by_shot)
     if 1 < len(shots) <= MAX_SHOT_COLUMNS:
-        rows = [[name, *map(format_rate, methods[name].accuracy_by_shot.values())] for name in order]
+        rows = [[name, *map(format_mean, methods[name].accuracy_by_shot.values())] for name in order]
         tables.append(([heading, *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 
@@ -205,7 +205,7 @@ def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> No
             write_text(outputs[kind], "\n".join(form(*table) for table in tables))
 
 
-def format_rate(rate: MeasureMean) -> str:
+def format_mean(rate: MeasureMean) -> str:
     """Format a mean in percent with the half-widths of its intervals, such as "71.23 ±2.10 ±0.40"; "" if it is NaN."""
     return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.known_half_widths)) if rate.is_known else ""
 
@@ -214,8 +214,8 @@ def _format_difference(summary: EvaluationSummary, best: str, name: str, *, sign
     """Format the difference in accuracy, with a sign if ``signed``, and its p-values as cells; "" for equal methods."""
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
-            rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
-            text = ("+" if signed and rate.mean >= 0 else "") + format_rate(rate)
+            rate = pair.mean_difference if signed else replace(pair.mean_difference, mean=abs(pair.difference))
+            text = ("+" if signed and rate.mean >= 0 else "") + format_mean(rate)
             return [text, *(format_p_value(pair.get_p_value(kind)) for kind in summary.interval_kinds)]
     return [""] * (1 + len(summary.interval_kinds))
 

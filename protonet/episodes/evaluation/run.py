@@ -31,7 +31,7 @@ from protonet.episodes.evaluation.page import compute_class_accuracies, format_e
 from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_evaluation, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
-    format_rate,
+    format_mean,
     format_summary_tables,
     summarize,
     write_summary_plot,
@@ -296,7 +296,7 @@ class _RunProgress:
         now, name = time.monotonic(), next(iter(batches[0]))
         if now - self.shown > PROGRESS_INTERVAL_SECONDS:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
-            self.bar.set_postfix_str(f"{name} {format_rate(MeasureMean.from_values(accuracy, None))} %", refresh=False)
+            self.bar.set_postfix_str(f"{name} {format_mean(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
         n_scored = count_episodes(batches)
         self.bar.update(n_scored - self.bar.n)

@@ -21,7 +21,7 @@ from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_evaluat
 from protonet.episodes.evaluation.report import (
     TextTable,
     accuracy_heading,
-    format_rate,
+    format_mean,
     format_report,
     format_summary_tables,
     write_tables,
@@ -204,19 +204,19 @@ def format_suite_tables(
             rows = []
             names = dict.fromkeys(name for methods in columns.values() for name in methods)
             for name in sorted(names, key=lambda name: means[name].mean_rank if name in means else torch.inf):
-                cells = [format_rate(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
+                cells = [format_mean(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
                 if name in means and len(means) > 1:
                     cells = [f"{cell} ({rank:g})" for cell, rank in zip(cells, means[name].ranks, strict=True)]
                 average = ["", ""]
                 if name in means:
-                    average = [format_rate(means[name].mean_accuracy), f"{means[name].mean_rank:g}"]
+                    average = [format_mean(means[name].mean_accuracy), f"{means[name].mean_rank:g}"]
                 rows.append([name, *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
         names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.methods)
         columns_of = [
-            [format_rate(means[name].mean_accuracy) if name in means else "" for name in names]
+            [format_mean(means[name].mean_accuracy) if name in means else "" for name in names]
             for means in averages.values()
         ]
         rows = [list(row) for row in zip(names, *columns_of, strict=True)]

@@ -86,17 +86,17 @@ class MethodComparison:
     p_holm_episodes: float  #: The p-value over episodes, adjusted likewise.
 
     @property
-    def rate(self) -> MeasureMean:
+    def mean_difference(self) -> MeasureMean:
         """The difference in accuracy, with the half-widths of its confidence intervals."""
         return MeasureMean(self.difference, self.half_width_classes, self.half_width_episodes)
 
     def get_p_value(self, kind: str) -> float | None:
         """Return the adjusted p-value of the test over "classes" or "episodes" (``kind``); None if it is unknown."""
-        return None if math.isnan(self.rate.get_half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
+        return None if math.isnan(self.mean_difference.get_half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
 
     def to_dict(self) -> dict[str, object]:
         """Convert the comparison to a dictionary for JSON, with None for unknown values."""
-        unknown = [kind for kind in INTERVAL_KINDS if math.isnan(self.rate.get_half_width(kind))]
+        unknown = [kind for kind in INTERVAL_KINDS if math.isnan(self.mean_difference.get_half_width(kind))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
 
 

@@ -313,7 +313,7 @@ def infer_numeric_format(
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
     def select_likely(unit: str | None) -> dict[str, Callable[[str], float]]:
-        """Select the parsers that read many of the first cells, which rule out most columns of texts."""
+        """Select the parsers that read enough of the first cells; for most text columns, this leaves none."""
         parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
         parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
         probed = cells[:N_PROBED_CELLS]
