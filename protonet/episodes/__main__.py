@@ -101,7 +101,7 @@ def make_parser() -> CommandParser:
     add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
     text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
     add("--normalize", choices=ROW_NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
-    text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
+    text = "take the base classes of this data set, in place of the evaluated one's"
     add("--base", metavar="FILE", help=text)
     text = "embeddings of texts by class, such as CLIP's: .npz of x and y, the names of the data set's classes"
     add("--texts", metavar="FILE", help=text)
@@ -119,8 +119,8 @@ def make_parser() -> CommandParser:
     add("--unlabelled", action=IntegerOption, low=0, default=0, help=text)
     text = "classes outside the episode, with as many unlabelled rows"
     add("--distractors", action=IntegerOption, low=0, default=0, help=text)
-    text = "of meta-dataset: names (superclass/class), meta-ilsvrc-2012, or a file of lines 'parent child'"
-    add("--hierarchy", metavar="FILE", help=text)
+    text = "of meta-dataset: names (superclass/class) or meta-ilsvrc-2012"
+    add("--hierarchy", metavar="NAME", help=text)
     text = "accept classes with few rows, with fewer queries; with --imbalance, that balances queries somewhat"
     add("--allow-small", action="store_true", help=text)
     add("--seed", action=IntegerOption, low=0, default=0, help="seed of the episodes (default 0)")
@@ -145,7 +145,7 @@ def _describe_methods() -> str:
     """Format the end of the text of ``--help-all``: kinds of data sets, methods and further commands."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
-    from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
+    from protonet.episodes.methods import METHODS  # noqa: PLC0415 - torch takes a second
 
     def wrap_names(*, transductive: bool) -> str:
         names = ", ".join(name for name, spec in METHODS.items() if spec.transductive is transductive)
@@ -157,7 +157,6 @@ def _describe_methods() -> str:
   Meta-Dataset, in plain folders by class; features also as .npy, .pt, .plk
 inductive methods:\n  {wrap_names(transductive=False)}
 transductive methods, which use all queries of an episode together:\n  {wrap_names(transductive=True)}
-other names:\n  {", ".join(f"{alias} for {name}" for alias, name in METHOD_ALIASES.items())}
 other commands:
   train    meta-train an encoder
   paper    a method of your own beside the usual ones, with all that a paper needs

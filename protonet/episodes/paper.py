@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protonet._io import write_atomically, write_text
+from protonet._io import write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.report import (
@@ -22,7 +22,7 @@ from protonet.episodes.evaluation.report import (
     format_latex_cell,
     format_latex_table,
     format_summary_tables,
-    plot_accuracies,
+    write_figure,
 )
 from protonet.episodes.evaluation.several import SuiteMember, run_suite
 from protonet.episodes.evaluation.statistics import (
@@ -37,8 +37,6 @@ from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source_section
 from protonet.episodes.samplers.options import make_episode_config
 from protonet.ui.text import format_table
-
-FIGURE_PANEL_INCHES = 4.2  #: The width of the figure's panel for each number of shots, in inches.
 
 
 def run_paper(options: argparse.Namespace) -> None:
@@ -97,7 +95,8 @@ class PaperWriter:
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(format_latex_table(*table) for table in tables))
-        write_figure(self.folder / "figure.pdf", dict(zip((member.shot for member in members), summaries, strict=True)))
+        titles = (f"{member.shot}-shot" for member in members)
+        write_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
         paragraphs = self.describe_experiments(members, evaluations, n_pairs)
         quoted = ((title, re.sub('"(.*?)"', r"``\1''", format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
@@ -190,18 +189,3 @@ def adjust_summaries(summaries: Sequence[EvaluationSummary]) -> list[EvaluationS
         return replace(pair, p_holm_classes=next(over_classes), p_holm_episodes=next(over_episodes))
 
     return [replace(summary, comparisons=[adjust_pair(pair) for pair in summary.comparisons]) for summary in summaries]
-
-
-def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
-    """Plot the accuracies of all methods with intervals as a PDF file, with one panel per number of shots.
-
-    ``summaries`` has the results by the number of shots, as text.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - optional
-
-    figure = Figure(figsize=(FIGURE_PANEL_INCHES * len(summaries), 0.7 * FIGURE_PANEL_INCHES), layout="constrained")
-    panels = figure.subplots(1, len(summaries), squeeze=False)[0]
-    for axes, (shot, summary) in zip(panels, summaries.items(), strict=True):
-        plot_accuracies(axes, summary.methods)
-        axes.set_title(f"{shot}-shot, {axes.get_title()}", fontsize=8)
-    write_atomically(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))

@@ -16,7 +16,7 @@ import pytest
 
 from protonet import episodes
 from protonet.episodes.__main__ import main
-from protonet.episodes.methods import METHOD_ALIASES, METHODS
+from protonet.episodes.methods import METHODS
 from tests.episodes.cases import Command
 
 FEW = "--dataset x.npz --way 3 --query 4 --episodes 300"
@@ -89,12 +89,9 @@ def test_errors(command: Command, folder: Path) -> None:
     assert (folder / "x.npz").read_bytes() == before
 
 
-def test_small_classes_and_aliases_are_reported(command: Command) -> None:
-    out = command(FEW, "--query 20 --allow-small --method simpleshot-un protonet")
+def test_small_classes_are_reported(command: Command) -> None:
+    out = command(FEW, "--query 20 --allow-small --method protonet")
     assert "\n5 of 5 classes have fewer rows than shot + query, 0 too few to be drawn.\n" in out
-    assert "\nsimpleshot-un is protonet.\n" in out
-    assert out.count("| protonet ") == 1
-    assert "| simpleshot-un" not in out
 
 
 @pytest.mark.usefixtures("no_baseline")
@@ -185,4 +182,4 @@ def test_help_names_every_method(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help-all"])
     words = set(capsys.readouterr().out.replace(",", " ").split())
-    assert set(METHODS) | set(METHOD_ALIASES) <= words
+    assert set(METHODS) <= words

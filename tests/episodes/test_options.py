@@ -45,8 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("x.npz", x=x.astype(np.float32), y=y, split=split)
     np.savez("plain.npz", x=x[split == "novel"].astype(np.float32), y=y[split == "novel"])
     np.savez("base.npz", x=x[split == "base"].astype(np.float32), y=y[split == "base"])
-    np.save("base.npy", x[split == "base"].astype(np.float32))
-    np.save("wide.npy", np.ones((3, 6)))
     np.savez("wide.npz", x=np.ones((3, 6)), y=np.arange(3))
     Path("mine.py").write_text(MINE, encoding="utf-8")
     return tmp_path
@@ -112,8 +110,7 @@ def test_errors(command: Command) -> None:
         ),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
         ("--base x.npz", "`--base` must be another data set than --dataset"),
-        ("--base wide.npy", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),
-        ("--base base.npy --method distribution-calibration", "`--method` must find base classes beside"),
+        ("--base wide.npz", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),
         ("--method tip-adapter", "`--method` must find texts that name the classes; got none for tip-adapter"),
         ("--method tip-adapter --texts base.npz", "must have a text of each class, by name; got none for 4"),
         ("--texts wide.npz", "`--texts` must have 5 features per row, as the data; got 6 of wide.npz"),
@@ -150,7 +147,7 @@ def test_base_rows_of_another_file(command: Command) -> None:
     assert command.accuracies(PLAIN, methods, "--base base.npz") == expected
     normalized = command.accuracies(X, methods, "--normalize cl2")
     assert command.accuracies(PLAIN, methods, "--base base.npz --normalize cl2") == normalized
-    rates = command.accuracies(PLAIN, few, "--base base.npy")
+    rates = command.accuracies(PLAIN, few, "--base base.npz")
     assert rates == {name: expected[name] for name in rates}
     plain = command.accuracies(PLAIN, "--method protonet")  # it does not use base classes, which are more than the data
     assert command.accuracies(PLAIN, "--method protonet --base x.npz") == plain
@@ -172,7 +169,7 @@ def test_texts_by_name(command: Command) -> None:
 
 
 def test_all_methods_that_can_run_and_more(command: Command) -> None:
-    few = "--base base.npy --episodes 1 --method all soft-kmeans:steps=2"
+    few = "--base base.npz --episodes 1 --method all soft-kmeans:steps=2"
     rates = command.accuracies(PLAIN, few)
     missing = {name for name, spec in METHODS.items() if spec.needs or spec.slow}
     assert list(rates) == [*(name for name in METHODS if name not in missing), "soft-kmeans:steps=2"]

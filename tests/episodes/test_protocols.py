@@ -160,12 +160,6 @@ def test_meta_dataset_draws_from_superclasses(command: Command) -> None:
     assert "Meta-Dataset's ways and shots, 2 superclasses, 30 episodes" in command.printed
     assert {queries % 5 for queries in results["queries"]} == {0}  # 5 or 6 ways of 5 queries
     assert results["settings"]["groups"] == 2
-    lines = [f"{'low' if c < 6 else 'high'} {'odd' if c % 2 else 'even'}/{c}" for c in range(12)]
-    Path("tree.txt").write_text("\n".join(lines), encoding="utf-8")
-    arguments = f"{KINDS['meta-dataset']} --hierarchy tree.txt --method protonet --episodes 9 --state s.npz"
-    assert "2 nodes of a hierarchy" in command(arguments)
-    Path("tree.txt").write_text("\n".join([*lines, "low even/10"]), encoding="utf-8")
-    command.refuses("got other data than s.npz has", arguments, "--resume")
 
 
 def test_generalized_episodes_have_base_and_novel_classes(command: Command) -> None:

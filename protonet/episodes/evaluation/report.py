@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from protonet._io import write_text
+from protonet._io import write_atomically, write_text
 from protonet._validation import check_type
 from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.statistics import (
     GENERALIZED_MEASURES,
-    INTERVAL_KINDS,
     OPEN_SET_MEASURES,
     Evaluation,
     EvaluationSummary,
@@ -33,7 +32,7 @@ from protonet.ui.text import format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT_PANEL_INCHES = 4.6  #: The side of a plot, in inches.
+PLOT_PANEL_INCHES = 4.2  #: The width of a panel of a figure, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
 LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
@@ -227,22 +226,22 @@ def format_p_value(p_value: float | None) -> str:
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
-def write_summary_plot(path: Path, summary: EvaluationSummary) -> None:
-    """Plot accuracies, and paired differences if there are several methods, to an image file."""
+def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
+    """Plot the accuracies of all methods with intervals to a file, in a panel for each summary, by its title or ""."""
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
-    several = len(summary.methods) > 1
-    size = max(PLOT_PANEL_INCHES, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [PLOT_PANEL_INCHES, *[size] * several]  # differences alone grow with the methods
-    figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
-    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
-    plot_accuracies(axes[0], summary.methods)
-    if several:
-        _plot_differences(axes[1], summary)
-    figure.savefig(path, dpi=120)
+    height = max(0.7 * PLOT_PANEL_INCHES, 0.3 * max(len(summary.methods) for summary in summaries.values()))
+    figure = Figure(figsize=(PLOT_PANEL_INCHES * len(summaries), height), layout="constrained")
+    panels = figure.subplots(1, len(summaries), squeeze=False)[0]
+    for axes, (title, summary) in zip(panels, summaries.items(), strict=True):
+        _plot_accuracies(axes, summary.methods)
+        axes.set_title(", ".join(filter(None, [title, axes.get_title()])), fontsize=8)
+    form = path.suffix[1:].lower()
+    metadata = {"CreationDate": None} if form == "pdf" else {}  # the same figure is the same file
+    write_atomically(path, lambda file: figure.savefig(file, format=form, dpi=120, metadata=metadata))
 
 
-def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
+def _plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
     """Plot accuracies with 95 % intervals: as curves over the number of shots if it varies, otherwise by method."""
     shots = list(next(iter(methods.values())).accuracy_by_shot)
     over = [f"over {kind}" for kind in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
@@ -267,25 +266,3 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
     title = " ".join(["accuracy, 95 % intervals", *over])
     axes.set(xlabel="accuracy, %", title=title, yticks=range(len(names)), yticklabels=names)
     axes.grid(axis="x", alpha=0.3)
-
-
-def _plot_differences(axes: Axes, summary: EvaluationSummary) -> None:
-    """Plot a heat map of accuracy differences, row minus column; a star marks p < 0.05, over classes if known."""
-    names = summary.methods_by_accuracy
-    grid = torch.zeros(len(names), len(names), dtype=torch.float64)
-    stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method
-    for pair in summary.comparisons:
-        row, column = names.index(pair.first), names.index(pair.second)
-        grid[row, column], grid[column, row] = 100 * pair.difference, -100 * pair.difference
-        p_value = next((p for p in map(pair.get_p_value, INTERVAL_KINDS) if p is not None), 1.0)
-        stars_of[row, column] = stars_of[column, row] = "*" * (p_value < 0.05)
-    limit = max(1.0, float(grid.abs().max()))
-    image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
-    axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
-    for (row, column), stars in stars_of.items():
-        points = float(grid[row, column])
-        colour = "white" if abs(points) > 0.6 * limit else "black"
-        axes.text(column, row, f"{points:+.1f}{stars}", ha="center", va="center", fontsize=7, color=colour)
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_title("row minus column (* p < 0.05, Holm)")

@@ -34,7 +34,7 @@ from protonet.episodes.evaluation.report import (
     format_mean,
     format_summary_tables,
     summarize,
-    write_summary_plot,
+    write_figure,
     write_tables,
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
@@ -326,7 +326,7 @@ def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
         write_json(outputs["json"], evaluation.to_dict())
     write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
-        write_summary_plot(outputs["plot"], evaluation.summary)
+        write_figure(outputs["plot"], {"": evaluation.summary})
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 

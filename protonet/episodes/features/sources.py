@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from protonet import datasets
 from protonet._validation import check_type
 from protonet.datasets.benchmarks import PICTURE_LOCATORS
-from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
+from protonet.datasets.dataset import SPLIT_SIDES, Dataset, make_dataset, split_classes
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.pictures import (
     ImageSet,
@@ -33,7 +32,6 @@ from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_class_rows
-from protonet.tables.arrays import ARRAY_READ_ERRORS
 from protonet.ui.command_line import check_known_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
@@ -178,15 +176,10 @@ def is_same_source(text: str, other: str) -> bool:
 def load_base_dataset(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
     """Load a data set whose classes serve as base classes; an InputError is raised unless it has ``dim`` features.
 
-    ``text`` is a name or path as in `load_source`, or the path of an NPY file of rows without labels, which count as
-    one class.
+    ``text`` is a name or path as in `load_source`.
     """
     with renamed_arguments(text="base", path="base"):
-        data = (
-            _load_unlabelled_rows(Path(text))
-            if text.lower().endswith(".npy")
-            else _load_by_name(text, "label", image_size)
-        )
+        data = _load_by_name(text, "label", image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         raise_input_error("base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
@@ -223,21 +216,6 @@ def load_class_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tens
     class_ids = torch.tensor([data.class_names.index(name) for name in names])
     texts_of = (data.get_rows(rows).clone() for rows in list_class_rows(index.select_classes(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
-
-
-def _load_unlabelled_rows(path: Path) -> Dataset:
-    """Load an NPY file of rows (n, ...) without labels as a data set of one class, for `load_base_dataset`."""
-    try:
-        x = np.load(path, allow_pickle=False)
-    except ARRAY_READ_ERRORS as error:
-        got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
-        raise_input_error("base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
-    if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":
-        got = f"{getattr(x, 'dtype', 'several arrays')} of shape {getattr(x, 'shape', '?')}"
-        raise_input_error("base", "hold rows of numbers, (n, dim)", got, "Save features with numpy.save.")
-    rows = torch.from_numpy(x).flatten(1).float()
-    check_finite("base", rows)
-    return Dataset(rows, torch.zeros(len(rows), dtype=torch.int64), ("all",))
 
 
 def locate_pictures(text: str) -> ImageSet | None:

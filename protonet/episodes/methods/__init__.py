@@ -55,7 +55,7 @@ from protonet.episodes.methods.tim import alpha_am, alpha_tim, tim, tim_adm, tim
 from protonet.episodes.methods.transport import ilpc, proto_lp, pt_map
 from protonet.episodes.samplers.batch import Episodes
 
-__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodInput", "MethodSpec"]
+__all__ = ["METHODS", "Method", "MethodInput", "MethodSpec"]
 
 #: A method: it maps a batch of episodes to logits (episodes, n_queries, n_way).
 Method = Callable[[Episodes], Tensor]
@@ -80,7 +80,6 @@ class MethodSpec:
     #: their means.
     takes_means: bool = False
     slow: bool = False  #: Whether an episode takes 0.1 seconds or more. The choice "all" leaves slow methods out.
-    alias: str | None = None  #: A second name of the method on the command line, or None.
 
     def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
         """Compute logits (episodes, n_queries, n_way)."""
@@ -89,7 +88,7 @@ class MethodSpec:
 
 #: The methods of this package, by their names on the command line: inductive ones, then transductive ones.
 METHODS = {
-    "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
+    "protonet": MethodSpec(protonet, takes_means=True),
     "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),
     "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, centred=True, takes_means=True),
     "simpleshot-l2n": MethodSpec(simpleshot_l2n, takes_means=True),
@@ -135,5 +134,3 @@ METHODS = {
     "oslo": MethodSpec(oslo, transductive=True),
     "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),
 }
-#: The name in ``METHODS`` of each method that has an alias, by the alias.
-METHOD_ALIASES = {spec.alias: name for name, spec in METHODS.items() if spec.alias is not None}

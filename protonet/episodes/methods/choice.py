@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
+from protonet.episodes.methods import METHODS, MethodSpec
 from protonet.episodes.methods.keywords import (
     format_setting,
     list_method_settings,
@@ -127,13 +127,12 @@ def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMetho
 
 def _look_up_method(key: str, option: str) -> ChosenMethod:
     """Look up a method of this package, a user's file or an installed package; ``option`` is named in errors."""
-    if key in METHODS or key in METHOD_ALIASES:
-        name = METHOD_ALIASES.get(key, key)
-        return ChosenMethod(name, key, METHODS[name])
+    if key in METHODS:
+        return ChosenMethod(key, key, METHODS[key])
     if PLUGIN_PATTERN.fullmatch(key):
         return make_plugin_method(key, *load_plugin("method", key, METHOD_DESCRIPTION))
     offered = _list_entry_points()
-    check_known_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
+    check_known_name(option, key, [*METHODS, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:
@@ -176,8 +175,7 @@ def list_methods() -> str:
                 f"{format_setting(keyword.default)} by default{tried}"
             )
             lines += _wrap_text(keyword.description, 6)
-    lines += ["", *(f"{alias}: another name of {name}" for alias, name in METHOD_ALIASES.items())]
-    lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]
+    lines += ["", *(f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items())]
     return "\n".join(lines) + "\n"
 
 
@@ -191,7 +189,7 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 class AvailableInputs:
     """The inputs that an evaluation offers to methods, in addition to support and queries."""
 
-    n_base_classes: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
+    n_base_classes: int  #: Number of base classes.
     objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
     head_way: int | None  #: The number of classes that the encoder's head needs; None for any number.
     way: tuple[int, int] | None  #: Minimum and maximum number of classes per episode, see `Sampler.way`.
@@ -208,7 +206,7 @@ class AvailableInputs:
         """
         has_encoder = self.objective is not None and spec.objective in (None, self.objective)
         available = {"texts": self.has_texts, "encoder": has_encoder, "unlabelled": self.has_unlabelled}
-        available |= {"maps": self.has_feature_maps, "base": self.n_base_classes > 1}
+        available |= {"maps": self.has_feature_maps, "base": self.n_base_classes > 0}
         missing = [need for need in MISSING_INPUT_REMEDIES if need in spec.needs and not available[need]]
         uses_head = self.head_way is not None and spec.objective == self.objective is not None
         wrong_way = uses_head and self.way is not None and self.way != (self.head_way, self.head_way)
@@ -260,7 +258,6 @@ def select_methods(
     for choice in choices:
         for need in available.list_missing_inputs(choice.spec)[:1] if choice.plugin_version is None else ():
             _raise_missing_input(choice, need, available)
-    notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in METHOD_ALIASES]
     methods = {choice.name: choice for choice in choices}
     ours = {name: choice.spec for name, choice in methods.items() if choice.plugin_version is None}
     ignoring = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ MAX_SUPPORT_ROWS = 500  #: Maximum number of support rows per episode.
 MAX_COUNTED_CLASS_SIZE = 100
 #: Logarithm of the largest random factor on the fraction of support rows of a class.
 MAX_LOG_CLASS_WEIGHT = math.log(2)
-#: The remedy in error messages about a hierarchy.
-HIERARCHY_REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
 MAX_NODE_CLASSES = 392  #: Maximum number of classes below a node of a hierarchy; nodes with more are not used.
 
 
@@ -183,9 +180,8 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
     """Group classes by their superclasses, or by the nodes of a hierarchy.
 
     Args:
-        hierarchy: One of three forms. ``names``: the text before the last ``/`` of a class's name is its superclass,
-            such as an alphabet. ``meta-ilsvrc-2012``: the hierarchy of this class list. Otherwise the path of a file of
-            lines ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
+        hierarchy: ``names``, if the text before the last ``/`` of a class's name is its superclass, such as an
+            alphabet; or ``meta-ilsvrc-2012``, the hierarchy of this class list.
         names: The names of the classes.
 
     Returns:
@@ -194,7 +190,7 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
         all_of_group: Whether an episode has all classes of its group: False for superclasses, True for nodes.
 
     Raises:
-        InputError: The hierarchy cannot be read, lacks a class, has a cycle, or has no group of 5 classes.
+        InputError: The hierarchy is unknown, lacks a class, or has no group of 5 classes.
     """
     all_of_group = hierarchy != "names"
     if all_of_group:
@@ -204,7 +200,7 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
         for class_id, name in enumerate(names):
             superclass, slash, _ = name.rpartition("/")
             if not slash:
-                remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
+                remedy = "Name classes SUPERCLASS/CLASS, or leave it out."
                 got = f"{name!r} without a superclass"
                 raise_input_error("hierarchy", "be in the names of all classes", got, remedy)
             nodes.setdefault(superclass, set()).add(class_id)
@@ -218,37 +214,19 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
-    """List the class indices below each node of a hierarchy that has classes in several branches."""
-    listed = read_class_lists().get(hierarchy)
-    if listed is None:
-        children = _read_edges(Path(hierarchy))
-    else:
-        children = {node: below.split() for node, below in listed.children.items()}
+    """List the class indices below each node of a class list's hierarchy that has classes in several branches."""
+    listed = {name: classes.children for name, classes in read_class_lists().items() if classes.children}
+    if hierarchy not in listed:
+        remedy = "Pass one of these, or names."
+        raise_input_error("hierarchy", f"be names or one of {', '.join(listed)}", repr(hierarchy), remedy)
+    children = {node: below.split() for node, below in listed[hierarchy].items()}
     known = {*children, *(child for nodes in children.values() for child in nodes)}
     for name in names:
         if name not in known:
-            raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", HIERARCHY_REMEDY)
+            remedy = "Pass its data, or names."
+            raise_input_error("hierarchy", "have all classes, by name", f"none for {name!r}", remedy)
     class_ids = {name: {class_id} for class_id, name in enumerate(names)}
     below: dict[str, set[int]] = {}  # the classes at and below each node
-    try:
-        for node in TopologicalSorter(children).static_order():  # children come first
-            below[node] = class_ids.get(node, set()).union(*(below[child] for child in children.get(node, ())))
-    except CycleError as error:
-        got = f"one through {min(error.args[1])!r} in {hierarchy}"
-        raise_input_error("hierarchy", "have no circles", got, "Correct the file.")
+    for node in TopologicalSorter(children).static_order():  # children come first
+        below[node] = class_ids.get(node, set()).union(*(below[child] for child in children.get(node, ())))
     return {node: below[node] for node, nodes in children.items() if len({c for c in nodes if below[c]}) > 1}
-
-
-def _read_edges(path: Path) -> dict[str, list[str]]:
-    """Read a file of lines ``parent child``: the names of the children of each parent, by the parent's name."""
-    children: dict[str, list[str]] = {}
-    try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise_input_error("hierarchy", "be names, or a file that can be read", f"{path} ({error})", HIERARCHY_REMEDY)
-    for line_index, words in enumerate(lines):
-        if len(words) != 2:
-            got = f"{' '.join(words)!r}, number {line_index + 1}"
-            raise_input_error("hierarchy", "have lines 'parent child'", got, HIERARCHY_REMEDY)
-        children.setdefault(words[0], []).append(words[1])
-    return children

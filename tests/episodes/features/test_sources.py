@@ -14,7 +14,6 @@ from scipy.stats import zscore
 
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
 from protonet.episodes.features.sources import load_base_dataset, load_source, normalize_rows
-from protonet.errors import InputError
 from tests.datasets.test_published import make_omniglot
 from tests.datasets.trees import make_csv as make_mini_imagenet
 from tests.datasets.trees import make_folders
@@ -102,24 +101,6 @@ def test_unknown_sources_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             load_source(text)
-
-
-def test_base_rows(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.arange(24).reshape(4, 2, 3))
-    rows = load_base_dataset(str(tmp_path / "a.npy"), dim=6)
-    assert torch.equal(rows.x, torch.arange(24.0).reshape(4, 6))
-    assert rows.y.tolist() == [0] * 4
-    for array, message in [
-        (np.eye(3), r"^`base` must have 2 features per row, as the data; got 3 of .*a.npy"),
-        (np.arange(4), r"must hold rows of numbers, \(n, dim\); got int64 of shape \(4,\)"),
-        (np.array([[np.nan, 1]]), "^`base` must be finite"),
-        (np.array([[{}, 1]], object), "must be an NPY file that can be read"),
-        (None, "must be an NPY file that can be read; got .*a.npy"),
-    ]:
-        if array is not None:
-            np.save(tmp_path / "a.npy", array, allow_pickle=True)
-        with pytest.raises(InputError, match=message):
-            load_base_dataset(str(tmp_path / "a.npy"), dim=2)
 
 
 def test_random_splits_of_classes() -> None:

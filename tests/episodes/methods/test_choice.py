@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
+from protonet.episodes.methods import METHODS, MethodSpec
 from protonet.episodes.methods.choice import (
     AvailableInputs,
     ChosenMethod,
@@ -78,9 +78,7 @@ def test_settings_reach_the_method() -> None:
     assert torch.equal(logits[2], tim_adm(episodes))
     assert torch.equal(choose_method("tim:weights=1,1,1")(episodes), tim_dirichlet(episodes))
 
-    chosen = choose_methods(["protonet", *METHOD_ALIASES, "tim:steps=1", "tim:steps=01"])
-    assert list(chosen) == ["protonet", "tim:steps=1"]
-    assert choose_method("simpleshot-un").key == "simpleshot-un"
+    assert list(choose_methods(["protonet", "tim:steps=1", "tim:steps=01"])) == ["protonet", "tim:steps=1"]
 
 
 def test_a_plugin_and_its_errors(mine: Path) -> None:

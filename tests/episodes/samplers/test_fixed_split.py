@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from protonet.datasets.benchmarks import read_class_lists
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers import meta_dataset
 from protonet.episodes.samplers.batch import make_row_reader, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates, group_equal_rows
@@ -284,34 +285,35 @@ def test_counts_equal_the_papers_equations() -> None:
             assert int(queries[index]) == n_query * way
 
 
-def test_groups_are_nodes_of_a_tree(tmp_path: Path) -> None:
+def use_hierarchy(monkeypatch: pytest.MonkeyPatch, **children: str) -> None:
+    """Make "tree" the name of a class list with a hierarchy: the children of each node, with blanks between."""
+    known = replace(read_class_lists()["meta-ilsvrc-2012"], children=children)
+    monkeypatch.setattr(meta_dataset, "read_class_lists", lambda: {"tree": known})
+
+
+def test_groups_are_nodes_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node is a group if it has several children, and neither too few nor too many classes."""
-    lines = ["root animal", "root thing", "animal mammal", "animal bird", "only animal", "thing cup"]
-    lines += [f"mammal m{c}" for c in range(5)] + [f"bird b{c}" for c in range(4)] + ["bird m0"]
-    lines += [f"far f{c}" for c in range(400)] + ["root far"]
-    path = tmp_path / "is_a.txt"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    nodes = {"root": "animal thing far", "animal": "mammal bird", "only": "animal", "thing": "cup"}
+    nodes |= {"mammal": "m0 m1 m2 m3 m4", "bird": "b0 b1 b2 b3 m0", "far": " ".join(f"f{c}" for c in range(400))}
+    use_hierarchy(monkeypatch, **nodes)
     names = [f"m{c}" for c in range(5)] + [f"b{c}" for c in range(4)] + ["cup"]
     # animal: 9 classes; bird: 5 with m0; mammal: 5; root: 10; thing has one child.
     nine, bird, mammal = tuple(range(9)), (0, 5, 6, 7, 8), (0, 1, 2, 3, 4)
-    assert read_class_groups(str(path), names) == ((nine, bird, mammal, tuple(range(10))), True)
+    assert read_class_groups("tree", names) == ((nine, bird, mammal, tuple(range(10))), True)
     more = [*names, *(f"f{c}" for c in range(400))]
-    groups, _ = read_class_groups(str(path), more)
+    groups, _ = read_class_groups("tree", more)
     assert groups == (nine, bird, mammal)
 
 
-def test_files_that_are_no_hierarchy_are_refused(tmp_path: Path) -> None:
-    for text, message in [
-        ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
-        ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
-        ("a c0\n", "have all classes, by name; got none for 'c1'"),
-        ("a c0\na c1\na c2\n", "have a group of 5 classes; got 3 at most"),
-        (None, "be names, or a file that can be read; got "),
+def test_wrong_hierarchies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, children, message in [
+        ("tree", "c0", "have all classes, by name; got none for 'c1'"),
+        ("tree", "c0 c1 c2", "have a group of 5 classes; got 3 at most"),
+        ("tree.txt", "c0", r"be names or one of tree; got 'tree\.txt'"),
     ]:
-        path = tmp_path / ("tree.txt" if text else "absent.txt")
-        path.write_text(text, encoding="utf-8") if text else None
+        use_hierarchy(monkeypatch, a=children)
         with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
-            read_class_groups(str(path), ["c0", "c1", "c2"])
+            read_class_groups(name, ["c0", "c1", "c2"])
 
 
 def test_data_that_meta_dataset_cannot_sample_are_refused() -> None:
