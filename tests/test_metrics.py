@@ -109,17 +109,6 @@ def test_label_error_scores_equal_a_slow_loop(seed: int) -> None:
     torch.testing.assert_close(score_label_errors(logits[:, order].double() + 7, renamed[labels]), result)
 
 
-def test_interval_is_scipys() -> None:
-    cases: list[tuple[float, int]] = [(0.0, 7), (0.3, 40), (1.0, 12)]
-    for fraction, rows in cases:
-        theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
-        assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4), fraction
-        right = (torch.arange(rows) < round(fraction * rows)).double()
-        assert EvaluationSample.with_defaults(rows).accuracy_interval(right) == wilson_interval(fraction, rows), (
-            fraction
-        )  # each row alone
-
-
 def test_an_interval_contains_its_fraction() -> None:
     for rows in range(1, 200):  # of 1, rounding took the end off
         assert wilson_interval(1.0, rows)[1] == 1

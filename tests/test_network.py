@@ -155,13 +155,6 @@ def test_arranging_back_and_forth_is_the_identity(seed: int, permutation: list[i
     assert network(blobs(0)[0]).shape == (30, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
-def test_any_real_input_of_any_shape(dtype: torch.dtype) -> None:
-    network = make_network()
-    x = (blobs(7)[0] * 4).round()
-    torch.testing.assert_close(network(x.to(dtype).reshape(-1, 2, 2, 2)), network(x))
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

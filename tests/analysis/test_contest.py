@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from scipy.special import ive, logsumexp
 from scipy.stats import multivariate_normal
@@ -181,7 +179,6 @@ def test_statistics() -> None:
     ]
 
 
-RULES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian)}
 KAPPAS = torch.tensor([1e-9, 1e-4, 0.3, 0.999, 1, 1.5, 7, 50, 300, 2e3, 1e4, 1e5, 1e6]).double()
 
 
@@ -240,6 +237,8 @@ def test_brute_force_over_the_sphere() -> None:
     lead = np.diff(np.sort(table, axis=1)[:, -2:], axis=1)[:, 0]
     sure = lead > 0.05  # far beyond the error of the sampling
     result = predict_bayes_sphere(support, labels, query, num_classes=5, noise=0.8).numpy()
+    many = predict_bayes_sphere(support, labels, query.repeat(20, 1), num_classes=5, noise=0.8)  # in chunks
+    assert many.tolist() == [*result] * 20
     assert sure.mean() > 0.8
     assert set(table[sure].argmax(axis=1)) == set(range(5))
     np.testing.assert_array_equal(result[sure], table[sure].argmax(axis=1))
@@ -261,24 +260,6 @@ def test_slow_loop(isotropic: bool) -> None:
     result = predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
     assert set(expected) == set(range(4))
     np.testing.assert_array_equal(result.numpy(), expected)
-
-
-@settings(deadline=None, derandomize=True, max_examples=10)
-@given(st.integers(0, 9999), st.integers(2, 80), st.lists(st.integers(1, 4), min_size=2, max_size=6))
-def test_relabelling_row_order_and_chunks(seed: int, dim: int, counts: list[int]) -> None:
-    support, labels, query = sample_task(seed, dim, counts)
-    generator = torch.Generator().manual_seed(seed)
-    names = torch.randperm(len(counts), generator=generator)
-    order, rows = torch.randperm(len(labels), generator=generator), torch.randperm(60, generator=generator)
-    for name, predict in RULES.items():
-        population = {} if name == "predict_bayes_sphere" else {"covariance": sample_covariance(dim)}
-        rule = partial(predict, **population)
-        result = rule(support, labels, query, num_classes=len(counts))
-        assert (tuple(result.shape), result.dtype) == ((60,), torch.int64)
-        shuffled = rule(support[order], names[labels][order], query[rows], num_classes=len(counts))
-        assert torch.equal(shuffled, names[result][rows])
-        many = rule(support, labels, query.repeat(20, 1), num_classes=len(counts))
-        assert torch.equal(many, result.repeat(20))
 
 
 def test_the_rule_is_that_of_the_noise() -> None:
@@ -343,7 +324,7 @@ def test_logistic_is_scikit_learns_search() -> None:
 
 
 def test_mlp_learns_from_train_alone_and_leaves_the_generator() -> None:
-    split = sample_draw(n_train=16)
+    split = sample_draw(n_train=8)
     before = torch.get_rng_state()
     predicted = run(split, "mlp")
     assert torch.equal(torch.get_rng_state(), before)
@@ -366,17 +347,14 @@ def test_every_tuned_baseline_learns_blobs(method: str) -> None:
     x, y = arrays(0, rows + 20)
     order = np.argsort(y, kind="stable").reshape(3, -1)
     train, test = order[:, :rows].ravel(), order[:, rows:].ravel()
-    outcome = BASELINES[method].fit(x[train], y[train])(x[test])
-    assert (outcome.predicted == y[test]).mean() > 0.85
-
-
-def test_logistic_has_log_probabilities() -> None:
-    x, y = arrays(2, 8)
-    outcome = BASELINES["logistic"].fit(x, y)(50 * x)  # far out: probabilities themselves would be zero
-    assert outcome.log_probabilities is not None
-    np.testing.assert_allclose(np.exp(outcome.log_probabilities).sum(1), 1)
-    assert np.isfinite(outcome.log_probabilities).all()
-    assert (outcome.log_probabilities.argmax(1) == outcome.predicted).all()
+    predict = BASELINES[method].fit(x[train], y[train])
+    assert (predict(x[test]).predicted == y[test]).mean() > 0.85
+    far = predict(50 * x[test])  # probabilities themselves would be zero
+    if method == "logistic":
+        assert far.log_probabilities is not None
+        assert np.isfinite(far.log_probabilities).all()
+        assert (far.log_probabilities.argmax(1) == far.predicted).all()
+        np.testing.assert_allclose(np.exp(far.log_probabilities).sum(1), 1)
 
 
 windows = pytest.mark.skipif(sys.platform == "win32", reason="the module resource is missing there")

@@ -34,7 +34,9 @@ from analysis.real_data.sets import (
 from analysis.shared.baselines import PredictionOutcome
 from analysis.shared.tables import group_results
 from protonet.datasets import Dataset
+from protonet.fit.search import EFFORTS
 from tests.analysis.conftest import Made, read_cells
+from tests.strategies import PLAIN
 
 HEADER = "# comment\n@problemName x\n@classLabel true a b\n@DATA\n"
 
@@ -277,7 +279,9 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
 
 
-def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path) -> None:
+def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for effort in ("default", "fast"):
+        monkeypatch.setitem(EFFORTS, effort, PLAIN)
     rng = np.random.default_rng(0)
     kinds = ["odd, one", "even"] * 40
     rows = [

@@ -125,14 +125,6 @@ def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     assert "`--group` must hold no class whole; got all 20 rows of class ant in group P1." in error
 
 
-def test_values_far_from_zero_keep_their_precision(model: Path, tmp_path: Path, run: Run) -> None:
-    indices, order = 1.7e12 + 1e4 * np.repeat([0, 1], 20), RNG.permutation(40)
-    columns = {"time": indices[order].tolist(), "x0": (1e-3 * NOISE[:, 0]).tolist()}
-    table = write(tmp_path / "t.csv", {**columns, "kind": np.array(SORTED)[order].tolist()})
-    assert parse_accuracy(run("fit", table, *FAST, "-o", model)) == 100
-    assert "accuracy 100.00 % on 40 rows" in run("evaluate", model, table)
-
-
 @pytest.mark.parametrize(
     ("stage", "words"), [("cross_validate", " without cross-validation"), ("save", ""), ("predict_baselines", "")]
 )

@@ -17,7 +17,7 @@ from protonet.estimator import ProtoNetClassifier
 from protonet.fit.cross_validation import cross_validate, predict_baselines, predict_held_out, repeat_cross_validation
 from protonet.fit.diagnostics import measure_learning_curve
 from protonet.fit.networks import fit_labelled_rows, fit_selected_model
-from protonet.fit.search import SelectedModel
+from protonet.fit.search import EFFORTS, SelectedModel
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import prepare_training_set
 from protonet.fit.uninformative import PRIOR_PSEUDO_COUNT, compute_uninformative_logits, parse_class_counts
@@ -85,7 +85,8 @@ def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int,
     assert measure_learning_curve(solution, cv).correct.shape[1] == len(cv.labels)
 
 
-def test_commands_work_with_any_class_sizes(tmp_path: Path, run: Run) -> None:
+def test_commands_work_with_any_class_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setitem(EFFORTS, "fast", PLAIN)
     x, y = make_rows((1, 2, 4), 3)
     columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     few = {name: cells[:2] for name, cells in columns.items()}

@@ -82,18 +82,6 @@ def test_leakage_is_reported() -> None:
     assert note.startswith("warning: code determines the class, as the order of the rows does")
 
 
-def test_users_may_name_column_types() -> None:
-    columns = {"zip": repeat("1", "2", "3"), "x": X}
-    assert fit(columns).x.shape == (N, 2)
-    features = fit(columns, {"zip": "category"})
-    assert features.encoding is not None
-    assert [column.kind for column in features.encoding.columns] == ["category", "number"]
-    with pytest.raises(InputError, match=r"^`column_type` must name a feature of the table; got zap\. Did you mean"):
-        fit(columns, {"zap": "category"})
-    with pytest.raises(InputError, match=r"^`path` must have a column of use; got dropped: a: empty; dropped: b: c"):
-        fit({"a": ["NA"] * N, "b": ["x"] * N})
-
-
 def test_other_types_than_in_training_are_refused() -> None:
     features = fit({"x": list(map(str, X)), "day": repeat("2020-01-01", "2020-05-03", "2021-07-09")})
     for columns, message in (

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.fit.search import EFFORTS
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import parse_numeric
@@ -19,6 +20,7 @@ from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table
 from tests.commands.cases import FAST, Run
+from tests.strategies import PLAIN
 from tests.tables.test_features import make as make_table
 
 
@@ -92,7 +94,8 @@ def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: i
     assert np.array_equal(encode([[LOCALES[predicted](value, 3) for value in values]], features), features.x)
 
 
-def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
+def test_commands_read_both_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setitem(EFFORTS, "fast", PLAIN)
     rng = np.random.default_rng(0)
     rows = [(rng.normal(row % 2) ** 2, 1 + rng.uniform() * 5, "ab"[row % 2]) for row in range(16)]
     points = "x;y;kind\n" + "".join(f"{x:.3f};{y:.3f};{kind}\n" for x, y, kind in rows)

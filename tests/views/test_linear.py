@@ -16,7 +16,6 @@ from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
-from protonet.views.kernel_ridge import KernelRidgeSpec
 from protonet.views.linear import FEATURE_SCALINGS, LINEAR_VIEW, LinearFamily, LinearSpec, LinearView, shrink_covariance
 from protonet.views.view import TrainingRows
 from tests.strategies import accuracy, blobs, seeds
@@ -79,16 +78,6 @@ def test_a_feature_of_another_unit_does_not_hide_the_others() -> None:
         torch.testing.assert_close(
             fit(scaling, x, y).source(x), fit(scaling, other, y).source(other), atol=1e-3, rtol=1e-3
         )
-
-
-def test_wide_and_square_paths_agree() -> None:
-    """The Gram path (rows < dim) and the covariance path give the same spectrum if they differ by a zero row."""
-    generator = torch.Generator().manual_seed(1)
-    residuals = torch.randn(19, 20, generator=generator, dtype=torch.float64)
-    padded = torch.cat([residuals, torch.zeros(1, 20, dtype=torch.float64)])
-    wide, square = shrink_covariance(residuals, 19), shrink_covariance(padded, 19)
-    torch.testing.assert_close(wide.variances, square.variances)
-    torch.testing.assert_close(wide.eigenvectors.abs(), square.eigenvectors.abs(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("family", "minimum"), [("correlated", 0.95), ("nuisance", 0.95)])
@@ -220,17 +209,6 @@ def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:
         torch.testing.assert_close(some.source(rows.features), alone.source(cut(rows).features))
         torch.testing.assert_close(some(some.source(rows.features)), alone(alone.source(cut(rows).features)))
         assert LinearSpec(scaling, SPAN).name == f"{scaling} 3-7", scaling
-
-
-def test_a_kernel_ridge_view_of_a_span_is_that_of_its_columns() -> None:
-    rows = draw_rows()
-    result = []
-    for training, span in ((rows, SPAN), (cut(rows), None)):
-        source = LinearSpec("standardised", span)
-        fitted = source.fit(training)
-        view = KernelRidgeSpec(source, 2).fit(training, fitted.source)
-        result.append(view(fitted.source(training.features)))
-    torch.testing.assert_close(*result)
 
 
 def test_noise_columns_do_not_hide_an_informative_span() -> None:

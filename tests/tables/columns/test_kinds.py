@@ -102,6 +102,7 @@ def test_cells_and_their_text_are_encoded_alike() -> None:
     for column_class, values, written in ((Category, numeric, texts), (Date, dates64, cells)):
         assert np.array_equal(column_class.fit(values).encode(written), column_class.fit(written).encode(values))
     assert Category.fit(texts).summary() == "category: missing, 1, 2"
+    assert Category.fit(objects("no", "yes", "yes")).feature_suffixes == ("=yes",)
     column = Date.fit(cells)
     assert column.feature_suffixes[-1] == " missing"
     assert column.summary().endswith("20 % missing")
@@ -141,11 +142,6 @@ class TestCategory:
         assert not column.encode(objects("never seen")).any()  # the mean of all rows
         equal = [cells.index(cell) for cell in cells]
         assert np.array_equal(x, x[equal])
-
-    def test_two_levels_are_one_feature(self) -> None:
-        cells = objects("no", "yes", "yes", "no", "yes")
-        x = Category.fit(cells).encode(cells)[:, 0]
-        assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
         often = [
@@ -228,16 +224,6 @@ class TestEncoding:
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
         assert encoding.column_sizes == [1, 1]
         assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
-
-    def test_mixed_columns(self) -> None:
-        cells = [cells for _, cells in COLUMNS.values()]
-        encoding = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values()))
-        assert not encoding.is_fully_numeric
-        assert encoding.encode(cells).shape == (60, sum(encoding.column_sizes))
-        assert encoding.columns[3].feature_suffixes == ("=yes",)
-        assert encoding.columns[1].feature_suffixes == ("", " missing")
-        with pytest.raises(ValueError, match="shorter"):
-            encoding.encode(cells[:-1])
 
 
 ODD: st.SearchStrategy[Any] = st.one_of(
