@@ -392,7 +392,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
         if not len(cv.labels):
-            raise AttributeError("no class has two rows, of which one could be held out")
+            raise AttributeError("no class has a second row that could be held out")
         importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
         for column in rank_columns_by_importance(cv, [""] * len(sizes), sizes, generator)["columns"]:
             index = column["index"] if encoding is None else encoding.column_indices[column["index"]]

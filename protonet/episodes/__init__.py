@@ -1,6 +1,6 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Packages, each of which imports only earlier packages: `samplers` sample episodes and gather their rows; `networks`
+Packages, which import earlier packages only: `samplers` sample episodes and gather their rows; `networks`
 embed rows; `methods` classify queries; `features` loads data sets and embeds pictures; `evaluation` scores methods;
 `paper` writes the tables and figures of a paper; `training` meta-trains encoders. `arguments` parses command lines.
 """

@@ -1,4 +1,4 @@
-"""Class probabilities of uninformative rows, of which all cells are missing or not readable.
+"""Class probabilities of uninformative rows, whose cells are all missing or not readable.
 
 The embedding of such a row is an artifact of the encoding of missing cells. Its probabilities are the class
 frequencies, updated by the labels of uninformative rows in the training table.

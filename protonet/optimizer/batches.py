@@ -87,22 +87,22 @@ class ParameterBatch:
         }
         sizes, lengths = ([float(state[name]) for state in states] for name in SCALAR_ENTRIES[1:])
         factors = torch.stack([stacked.pop(name) for name in ("factors", "slopes")])
-        embedding, blocks, place = bool(first["embedding"]), list[BasisBlock](), 0
+        embedding, blocks, offset = bool(first["embedding"]), list[BasisBlock](), 0
         for index, (axis, start, n) in enumerate([] if embedding else choose_basis_blocks(*shapes[0])):
             statistics, basis = (stacked.pop(f"block{index}.{name}") for name in ("statistics", "basis"))
-            blocks.append(BasisBlock(axis, start, statistics, basis, *factors.narrow(2, place, n)))
-            place += n
+            blocks.append(BasisBlock(axis, start, statistics, basis, *factors.narrow(2, offset, n)))
+            offset += n
         step = int(first["step"])
         return cls(indices, shapes, embedding, step, sizes, lengths, factors=factors, blocks=blocks, **stacked)
 
     def get_state(self, row: int) -> SliceState:
         """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
         rows, columns = self.shapes[row]
-        numbers = torch.frombuffer(self.scalars, dtype=torch.float64)
+        entries = torch.frombuffer(self.scalars, dtype=torch.float64)
         state = {"embedding": torch.tensor(self.embedding)}
         state |= {"factors": self.factors[0, row], "slopes": self.factors[1, row]}
-        places = (0, 1 + row, 1 + len(self.indices) + row)
-        state |= {name: numbers[place] for name, place in zip(SCALAR_ENTRIES, places, strict=True)}
+        offsets = (0, 1 + row, 1 + len(self.indices) + row)
+        state |= {name: entries[offset] for name, offset in zip(SCALAR_ENTRIES, offsets, strict=True)}
         for name in MATRIX_ENTRIES:
             matrix = getattr(self, name)[row]
             state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix
@@ -183,10 +183,10 @@ class ParameterBatch:
             direction.add_(slow_mean, alpha=slow_fraction / scale)
         direction.mul_((square + floor).rsqrt_())
         if self.side_blocks:
-            factors, place = self.factors[0].exp(), 0
+            factors, offset = self.factors[0].exp(), 0
             for axis in (blocks[0].axis for blocks in self.side_blocks):
-                direction.mul_(factors.narrow(1, place, direction.shape[axis]).unsqueeze(3 - axis))
-                place += direction.shape[axis]
+                direction.mul_(factors.narrow(1, offset, direction.shape[axis]).unsqueeze(3 - axis))
+                offset += direction.shape[axis]
         rate_factor, max_step = (
             (EMBEDDING.rate_factor, EMBEDDING.max_step) if self.embedding else (1.0, STEP_CONFIG.max_step)
         )

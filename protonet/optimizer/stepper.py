@@ -133,28 +133,28 @@ class Stepper:
     def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
         """Update the step size factors of all eigenvectors, given the slopes along them for each batch."""
         alike = defaultdict[Any, list[int]](list)
-        for number, batch in enumerate(active):
+        for position, batch in enumerate(active):
             if batch.blocks:
-                alike[batch.step, batch.factors.dtype, batch.factors.device].append(number)
-        for (step, *_), numbers in alike.items():
-            batches = [active[number] for number in numbers]
+                alike[batch.step, batch.factors.dtype, batch.factors.device].append(position)
+        for (step, *_), positions in alike.items():
+            batches = [active[position] for position in positions]
             factors = [batch.factors.view(2, -1) for batch in batches]
             joint = torch.cat(factors, 1)  # (2, directions of all)
             if joint.device not in self._layouts or self._layouts[joint.device][0] != batches:
                 lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
                 block_of = torch.repeat_interleave(lengths, output_size=joint.shape[1])
                 self._layouts[joint.device] = batches, lengths, block_of
-            statistics = torch.cat([slopes[number].view(-1) for number in numbers])
+            statistics = torch.cat([slopes[position].view(-1) for position in positions])
             _, lengths, block_of = self._layouts[joint.device]
             adapt_factors(joint[0], joint[1], statistics, lengths, block_of, step)
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
-    def _gather_from_processes(self, numbers: Sequence[float]) -> list[list[float]]:
+    def _gather_from_processes(self, values: Sequence[float]) -> list[list[float]]:
         """Gather a list of numbers from each process of torch's default group; return one list for each process."""
         device = self.slices[0][0].device if self.slices else torch.device("cpu")
-        own = torch.tensor(numbers, dtype=torch.float64, device=device)
-        rows = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(rows, own)
+        local = torch.tensor(values, dtype=torch.float64, device=device)
+        rows = [torch.empty_like(local) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(rows, local)
         return [row.tolist() for row in rows]
 
 

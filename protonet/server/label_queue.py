@@ -258,8 +258,8 @@ class LabelQueue:
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():
             cells = self.session.cells[row]
-            by, found = self._people.get(tuple(cells), ""), text.casefold() in "\n".join(cells).casefold()
-            if not found or name not in (None, label) or person not in (None, by):
+            by, matches = self._people.get(tuple(cells), ""), text.casefold() in "\n".join(cells).casefold()
+            if not matches or name not in (None, label) or person not in (None, by):
                 continue
             predicted, probability = predictions.get(row, (None, None))
             line = {"row": row, "name": label, "by": by, "predicted": predicted, "probability": probability}

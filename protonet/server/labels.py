@@ -196,7 +196,7 @@ def validate_class_name(name: object, classes: Sequence[str]) -> str:
 
 
 def get_similar_class(name: str, classes: Sequence[str]) -> str | None:
-    """Return the known class of which a name may be a misspelling.
+    """Return the known class that a name may misspell.
 
     Return None if the name is itself in ``classes``, or is not similar to any of them.
     """

@@ -204,8 +204,8 @@ def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
     check_row_count(n)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *format_missing_notes(model, columns)]
-    marks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
-    return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
+    masks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
+    return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(masks))
 
 
 def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
@@ -225,25 +225,25 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
     pictures = [modality == "picture" for modality in model.modalities]
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
-        rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
+        rows = [order_cells(row, model.columns, index) for index, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # NumPy reads booleans as numbers
         if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
             return ParsedRows(x, [], np.zeros(len(x), bool))
         return encode_columns(model, list(cells.T))
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
-            got = f"{len(row) if isinstance(row, list) else 'an object'} in row {number}"
+            got = f"{len(row) if isinstance(row, list) else 'an object'} in row {index}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
     columns = [to_column(column) for column in zip(*rows, strict=True)]
     if not any(pictures):  # a temporary folder would take most of the time of a request
         return encode_columns(model, columns)
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
-        for number, texts in enumerate(columns):
-            if pictures[number]:
-                paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
-                columns[number] = make_text_array(paths, len(paths))
+        for index, texts in enumerate(columns):
+            if pictures[index]:
+                paths = [write_picture(Path(folder, f"{row}, column {index}"), cell) for row, cell in enumerate(texts)]
+                columns[index] = make_text_array(paths, len(paths))
         return encode_columns(model, columns)
 
 

@@ -99,12 +99,14 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
     notes = []
     for name, cells in columns.items():
         distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
-        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_NAMES)]
-        units = sorted({split_unit(cell)[1] for cell in numbers} - {""})
+        numeric_cells = [
+            cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_NAMES)
+        ]
+        units = sorted({split_unit(cell)[1] for cell in numeric_cells} - {""})
         if (
             1 < len(units) <= MAX_MIXED_UNITS
             and all(map(is_known_unit, units))
-            and len(numbers) >= MIN_PARSED_FRACTION * len(distinct)
+            and len(numeric_cells) >= MIN_PARSED_FRACTION * len(distinct)
         ):
             named = f"{to_printable(name)} has numbers in several units ({', '.join(map(to_printable, units))})"
             notes.append(f"warning: {named}: they are not read as numbers; convert them to one unit")
@@ -122,11 +124,11 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
             continue
         counts = Counter(columns[name].tolist())
         values = {cell: parse_numeric(cell, column.format) for cell in list(counts)[:MAX_EXAMINED_CELLS]}
-        numbers = [cell for cell, value in values.items() if not math.isnan(value)]
-        units = {cell: split_unit(cell)[1] for cell in numbers}
-        percentages = [cell for cell in numbers if units[cell] == "%"]
-        fractions = [cell for cell in numbers if not units[cell] and 0 < values[cell] <= 1]
-        rows, *mixed = (sum(counts[cell] for cell in cells) for cells in (numbers, percentages, fractions))
+        numeric_cells = [cell for cell, value in values.items() if not math.isnan(value)]
+        units = {cell: split_unit(cell)[1] for cell in numeric_cells}
+        percentages = [cell for cell in numeric_cells if units[cell] == "%"]
+        fractions = [cell for cell in numeric_cells if not units[cell] and 0 < values[cell] <= 1]
+        rows, *mixed = (sum(counts[cell] for cell in cells) for cells in (numeric_cells, percentages, fractions))
         if rows and min(mixed) >= MIN_MIXED_PERCENTAGE_FRACTION * rows:
             percentage, fraction = percentages[0], fractions[0]
             read = f"{percentage!r} is read as {values[percentage]:.10g}, {fraction!r} as {values[fraction]:.10g}"

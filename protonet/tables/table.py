@@ -238,19 +238,19 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> lis
         InputError: The label column is repeated, or names are numbers, so that the header is probably a row.
     """
     header = source.header or []
-    repeated = [name for name, number in Counter(filter(None, header)).items() if number > 1]
+    repeated = [name for name, times in Counter(filter(None, header)).items() if times > 1]
     if not repeated:
         return header
     hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
     if label in repeated or hint:
         got = f"{format_names(repeated)} twice in {file}{source.sheet_note}"
         raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
-    taken, seen, renamed = set(header), set[str](), list[str]()
+    used, seen, renamed = set(header), set[str](), list[str]()
     for name in header:
         new = name
         if name and name in seen:
-            new = next(f"{name}.{number}" for number in count(1) if f"{name}.{number}" not in taken)
-            taken.add(new)
+            new = next(f"{name}.{suffix}" for suffix in count(1) if f"{name}.{suffix}" not in used)
+            used.add(new)
         seen.add(name)
         renamed.append(new)
     source.notes.append(f"columns with the same name: {format_names(repeated)}; .1, .2, ... is appended to later ones")

@@ -90,8 +90,8 @@ class ForestSpec:
         """
         device, rows = rows.features.device, rows.to(torch.device("cpu"))
         shifts = rows.shifts if self.shifted else (0,)
-        numbers, classes = number_by_first_row(rows.labels)  # the first class wins ties
-        x, labels = shift_rows(rows.features, shifts), numbers.repeat(len(shifts))
+        class_ids, classes = number_by_first_row(rows.labels)  # the first class wins ties
+        x, labels = shift_rows(rows.features, shifts), class_ids.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)

@@ -155,7 +155,7 @@ class LinearViewConstants:
     """A feature is constant if its standard deviation is below this times its root mean square."""
     normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
     min_iqr_fraction: float = 0.1
-    """The standard deviation replaces an interquartile range below this fraction of that of a normal distribution."""
+    """The standard deviation replaces an interquartile range below this fraction of the normal one."""
 
 
 LINEAR_VIEW = LinearViewConstants()

@@ -113,8 +113,8 @@ def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: b
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK_SIZE)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
-    numbers, _ = number_by_first_row(rows.labels)  # classes have random initial proxies
-    return MLPTrainingData(z, numbers.repeat(len(shifts)), weights)
+    class_ids, _ = number_by_first_row(rows.labels)  # classes have random initial proxies
+    return MLPTrainingData(z, class_ids.repeat(len(shifts)), weights)
 
 
 def train_mlps(
@@ -211,7 +211,7 @@ class MLPSpec:
     """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights."""
 
     source: LinearSpec  #: The spec of the linear view whose affine map is the input, without its bias coordinate.
-    members: int  #: Number of MLPs, each of which is a part of the embedding.
+    members: int  #: Number of MLPs, each a part of the embedding.
     hidden: int  #: Number of hidden units of each MLP.
     steps: int  #: Number of training steps.
     embedding_dim: int  #: Width of the output of each MLP, at least the width of its input.

@@ -70,7 +70,7 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     Names are ``efficientnet`` or ``efficientnet:160``, the network of the extra ``pictures`` and its pixels per side,
     and ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1`` or ``open_clip:ViT-B-32:laion2b_s34b_b79k``,
     with or without a tag of weights. A network of a library has its own preprocessing and no classifier. Its weights
-    come from the user's cache or from a file, of which no code is run.
+    come from the user's cache or from a file, whose code is never run.
     """
     library, colon, name = backbone.partition(":")
     if not colon or library not in EXTRACTOR_OPENERS:

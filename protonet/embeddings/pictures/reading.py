@@ -140,8 +140,8 @@ def _check_class_folders(path: Path, files: Mapping[Path, _FolderFiles]) -> list
         notes.append(f"warning: {names} look like a split of a data set, and are read as classes; {option} reads one")
     unread = [folder for folder, listed in files.items() if listed.other_files and not listed.pictures]
     if unread:
-        found = _format_suffix_counts(files[unread[0]].other_files, path)
-        got = f"none in {shorten_list(map(path_to_text, unread), 1)}{found}"
+        others = _format_suffix_counts(files[unread[0]].other_files, path)
+        got = f"none in {shorten_list(map(path_to_text, unread), 1)}{others}"
         remedy = _format_table_advice(files[unread[0]].other_files) or "Add one, or remove the folder."
         raise_input_error("path", "have a picture in every class folder", got, remedy)
     return notes

@@ -187,8 +187,8 @@ def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:
         default = "" if keyword.default is inspect.Parameter.empty else f" such as {format_setting(keyword.default)}"
         remedy = f"Pass {keyword.value_description}{default}."
         raise_input_error("method", f"have settings of their kind, {keyword.value_description}", got, remedy)
-    numbers = value if isinstance(value, tuple) else (value,)
-    if keyword.bound is not None and value is not None and not all(map(keyword.bound.contains, numbers)):
+    items = value if isinstance(value, tuple) else (value,)
+    if keyword.bound is not None and value is not None and not all(map(keyword.bound.contains, items)):
         constraint = f"have settings within their bounds, {keyword.bound} here"
         raise_input_error("method", constraint, got, "Pass another value.")
     return value

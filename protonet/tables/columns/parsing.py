@@ -425,7 +425,7 @@ def _reorder_date(cell: str) -> str:
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970; NaN for cells that are not dates.
 
-    Dates of which day and month are clear are accepted beside those of ``date_format``, unless that is a time of day.
+    Dates with a clear day and month are accepted beside those of ``date_format``, unless that is a time of day.
     """
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
