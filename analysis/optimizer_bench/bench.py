@@ -1,9 +1,8 @@
 """Count an optimizer's steps to the loss of tuned AdamW, on each workload, at several horizons (numbers of steps).
 
 A configuration with total_steps runs once for each horizon; without it, one run of a workload and seed is evaluated at
-all horizons. --rates adds other learning rates; --horizon-factors adds other values of total_steps than the true one;
---compare adds other libraries' optimizers, each at its best shared learning rate. Each run on validation workloads is
-logged in analysis/results/optimizer_looks.md.
+all horizons. --rates adds other learning rates; --horizon-factors adds other values of total_steps than the true one.
+Each run on validation workloads is logged in analysis/results/optimizer_looks.md.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.optimizer_bench import runs
-from analysis.optimizer_bench.runs import PEER_OPTIMIZERS, Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
+from analysis.optimizer_bench.runs import Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
 from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
-from protonet.errors import install_command, raise_input_error
+from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_finite_number
 from protonet.ui.text import format_table
 from solution.pack import ROOT
@@ -47,9 +45,7 @@ Row = dict[str, Any]
 #: ``interval`` (None for one seed), the mean for each of the ``kinds`` and against each ``easier`` baseline that all
 #: rows have, the ``worst`` row and family, and the workloads that ``diverged`` on any seed.
 Summary = dict[str, Any]
-#: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``. A peer has ``rates`` instead of the config: for each
-#: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
-#: ``changed`` quantity and its ``factor``.
+#: A variant's ``name``, ``config``, ``rows`` and ``summaries``, the ``changed`` quantity and its ``factor``.
 ReportEntry = dict[str, Any]
 ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE}
 ROLE_TITLES[FILE_WORKLOAD_ROLE] = "Workloads of the file"
@@ -58,11 +54,6 @@ RATIO_NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
 the best smoothed loss. Milliseconds: one step(), CPU time.
-"""
-PEERS_NOTE = """
-Libraries' optimizers are set by default but for the learning rate. It is the best of a few on the first seed, for each
-horizon, on all of these workloads together: an advantage that the optimizer judged here does not have. Only step() is
-called: none has a schedule, and schedule-free AdamW is judged where it takes gradients.
 """
 VARIANTS_NOTE = """
 Change: of the geometric mean, against the configuration's learning rate with total_steps equal to the true horizon.
@@ -169,26 +160,19 @@ def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]
 
 
 def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
-    """Format tables for each role and horizon: the candidate's scores by workload, if any; means of all optimizers."""
-    text = ""
-    variants = [entry for entry in entries if "factor" in entry]
-    peers = [entry for entry in entries if "rates" in entry]
-    first, compared = entries[0], [*variants[:1], *peers]
+    """Format tables for each role and horizon, of the scores by workload, and a table of variants, if any."""
+    text, first = "", entries[0]
     for summary in first["summaries"]:
         key = {name: summary[name] for name in ("role", "steps")}
         rows = _select(first["rows"], key)
         text += f"**{ROLE_TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
-        if "factor" in first:
-            selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary)}\n\n"
-            coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
-            text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
-        if peers:
-            text += _tabulate_entries(compared, key) + "\n"
-    if len(variants) > 1:
-        text += f"**Other learning rates and values of total_steps**\n\n{_tabulate_variants(variants)}\n"
-    text += RATIO_NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
-    return text + VARIANTS_NOTE.lstrip() * (len(variants) > 1)
+        selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
+        text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary)}\n\n"
+        coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
+        text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
+    if len(entries) > 1:
+        text += f"**Other learning rates and values of total_steps**\n\n{_tabulate_variants(entries)}\n"
+    return text + RATIO_NOTE.lstrip() + VARIANTS_NOTE.lstrip() * (len(entries) > 1)
 
 
 def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
@@ -212,31 +196,12 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
 
 def _format_summary(summary: Summary) -> str:
     """Format the summary of a role and horizon as a sentence."""
-    interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
+    interval = " ({:.2f} to {:.2f})".format(*summary["interval"]) if summary["interval"] else ""
     text = "geometric mean {ratio:.2f}{interval}, worst {worst} {worst_ratio:.2f}, worst family {worst_family} "
     parts = [(text + "{worst_family_ratio:.2f}").format(**summary | {"interval": interval})]
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER_BASELINE_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}."
-
-
-def _tabulate_entries(entries: Sequence[ReportEntry], key: Mapping[str, Any]) -> str:
-    """Format a table with a line per optimizer at a role and horizon, the best optimizer first."""
-    names = [row["workload"] for row in _select(entries[0]["rows"], key)]
-    lines = []
-    selected: list[tuple[ReportEntry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
-    for entry, summary in sorted(selected, key=lambda pair: -float(pair[1]["ratio"])):
-        rows = _select(entry["rows"], key)
-        line = [entry["name"], f"{entry['rates'][str(key['steps'])]['best']:g}" if "rates" in entry else ""]
-        line += [f"{row['ratio']:.2f}" for row in rows]
-        line += [f"{summary['ratio']:.2f}", _format_interval(summary), f"{summary['worst_ratio']:.2f}"]
-        lines.append([*line, f"{sum(row['step_ms'] for row in rows) / len(rows):.2f}"])
-    return format_table(["optimizer", "rate", *names, "mean", "95 %", "worst", "ms"], lines)
-
-
-def _format_interval(summary: Summary) -> str:
-    """Format the interval of a summary as ``low to high``; "" if there is no interval."""
-    return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
 def _tabulate_variants(entries: Sequence[ReportEntry]) -> str:
@@ -261,7 +226,7 @@ class EvaluationGrid(NamedTuple):
 
     workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
     baselines: runs.Baselines
-    seeds: Sequence[int]  #: Seeds of the runs; a peer's learning rate is chosen on the first one.
+    seeds: Sequence[int]  #: Seeds of the runs.
     horizons: Sequence[int]  #: Horizons, ascending.
 
     @property
@@ -273,7 +238,7 @@ class EvaluationGrid(NamedTuple):
         """Return the baseline of a workload at a horizon."""
         return self.baselines[name][str(steps)]
 
-    def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[TrainingRun]:
+    def list_runs(self, optimizers: Optimizers) -> list[TrainingRun]:
         """List the training runs of optimizers; a run ends at the last horizon, or when it reaches all targets."""
         listed = []
         for optimizer in dict.fromkeys(optimizers.values()):
@@ -282,7 +247,7 @@ class EvaluationGrid(NamedTuple):
                 baselines = [self.get_baseline(name, horizon) for horizon in steps]
                 baselines += [easier for baseline in baselines for easier in baseline.get("easier", {}).values()]
                 target = min(baseline["target"] for baseline in baselines)
-                listed += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in seeds]
+                listed += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in self.seeds]
         return listed
 
     def set_horizons(self, candidate: CandidateOptimizer, factor: float = 1.0) -> Optimizers:
@@ -301,21 +266,14 @@ class EvaluationGrid(NamedTuple):
                     rows.append(score_workload(name, seen, self.get_baseline(name, steps)))
         return {"rows": rows, "summaries": summarise(rows)}
 
-    def first_seed_mean(self, candidate: CandidateOptimizer, curves: Curves, steps: int) -> float:
-        """Compute the geometric mean of a candidate's ratios at a horizon on the first seed."""
-        seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
-        ratios = (compute_step_ratio(seen[name], self.get_baseline(name, steps)) for name in seen)
-        return statistics.geometric_mean(ratios)
-
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the optimizers, workloads, horizons and seeds."""
-    parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
+    text = "Python file of a class CustomOptimizer(params, **config)"
+    parser.add_argument("--optimizer", metavar="FILE", required=True, help=text)
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add_option("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
     parser.add_option("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
-    known = f"of {', '.join(PEER_OPTIMIZERS)} (no NAMES: all)"
-    parser.add_argument("--compare", nargs="?", const=",".join(PEER_OPTIMIZERS), metavar="NAMES", help=known)
     parser.add_option("--steps", "1000", "horizons, with commas", runs.parse_horizons)
     roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
     parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
@@ -333,32 +291,28 @@ def _parse_factors(option: str, text: str) -> list[float]:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Run the optimizer and, optionally, other libraries' optimizers; report ratios of AdamW's steps to their steps."""
-    peers = [] if options.compare is None else parse_names("--compare", options.compare, PEER_OPTIMIZERS)
-    missing = [library for library in runs.LIBRARIES if find_spec(library) is None]
-    if peers and missing:
-        remedy = f"Run {install_command('peers')}."
-        raise_input_error("--compare", f"have {', '.join(missing)}", "none installed", remedy)
-    if options.optimizer is None and not peers:
-        raise_input_error("--optimizer", "be a Python file", "none", "Pass one, or --compare.")
+    """Run the optimizer; report the ratios of AdamW's steps to its steps."""
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     baselines = json.loads(Path(options.baselines).read_text(encoding="utf-8"))
     workloads = runs.select_workloads(options, options.roles or ["visible"])
     grid = EvaluationGrid(workloads, baselines, options.seeds, sorted(options.steps))
-    variants: dict[tuple[str, float], Optimizers] = {}
-    candidate = None
-    if options.optimizer is not None:
-        candidate = runs.load_candidate(options.optimizer, options.config)
-        variants["nothing", 1.0] = grid.set_horizons(candidate)
-        for factor in options.rates or ():
-            variants["rate", factor] = grid.set_horizons(runs.scale_learning_rate(candidate, factor))
-        for factor in options.horizon_factors or ():
-            variants["horizon", factor] = grid.set_horizons(candidate, factor)
+    candidate = runs.load_candidate(options.optimizer, options.config)
+    variants: dict[tuple[str, float], Optimizers] = {("nothing", 1.0): grid.set_horizons(candidate)}
+    for factor in options.rates or ():
+        variants["rate", factor] = grid.set_horizons(runs.scale_learning_rate(candidate, factor))
+    for factor in options.horizon_factors or ():
+        variants["horizon", factor] = grid.set_horizons(candidate, factor)
     check_baselines(grid)
-    entries = run_all_optimizers(grid, variants, peers, options.state, options.jobs)
+    planned = [run for optimizers in variants.values() for run in grid.list_runs(optimizers)]
+    curves = runs.train_all(planned, options.state, options.jobs)
+    entries: list[ReportEntry] = []
+    for (changed, factor), optimizers in variants.items():
+        last = optimizers[grid.horizons[-1]]
+        entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
+        entries.append(entry | grid.score(optimizers, curves))
     if VALIDATION_ROLE in grid.roles:
-        log_validation(candidate, peers, grid, entries[0])
+        log_validation(candidate, grid, entries[0])
     return StudyReport(entries, format_tables(entries, grid.baselines))
 
 
@@ -380,53 +334,11 @@ def check_baselines(grid: EvaluationGrid) -> None:
             print(f"{text} Tune it here.", file=sys.stderr)
 
 
-def run_all_optimizers(
-    grid: EvaluationGrid, variants: Mapping[tuple[str, float], Optimizers], peers: Sequence[str], state: Path, jobs: int
-) -> list[ReportEntry]:
-    """Run and score the variants of a candidate, and peers (optimizers of other libraries) at their best learning rate.
-
-    The learning rate of a peer is chosen for each horizon, on the first seed of all workloads.
-    """
-    settings: dict[str, dict[float, CandidateOptimizer]] = {}
-    for peer in peers:
-        rates = PEER_OPTIMIZERS[peer].learning_rates
-        settings[peer] = {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in rates}
-    first = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
-    for by_rate in settings.values():
-        first += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
-    curves = runs.train_all(first, state, jobs)
-    means: dict[str, dict[int, dict[float, float]]] = {}  # by peer, horizon and learning rate
-    for peer, by_rate in settings.items():
-        means[peer] = {n: {lr: grid.first_seed_mean(by_rate[lr], curves, n) for lr in by_rate} for n in grid.horizons}
-    chosen = {
-        peer: {n: settings[peer][max(rates, key=rates.__getitem__)] for n, rates in by_horizon.items()}
-        for peer, by_horizon in means.items()
-    }
-    more = [run for optimizers in chosen.values() for run in grid.list_runs(optimizers, grid.seeds[1:])]
-    curves |= runs.train_all(more, state, jobs) if more else {}
-    entries: list[ReportEntry] = []
-    for (changed, factor), optimizers in variants.items():
-        last = optimizers[grid.horizons[-1]]
-        entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
-        entries.append(entry | grid.score(optimizers, curves))
-    for peer, optimizers in chosen.items():
-        rates_of = {
-            f"{n}": {"best": max(rates, key=rates.__getitem__), "means": {f"{lr}": mean for lr, mean in rates.items()}}
-            for n, rates in means[peer].items()
-        }
-        entries.append({"name": peer, **grid.score(optimizers, curves), "rates": rates_of})
-    return entries
-
-
-def log_validation(
-    candidate: CandidateOptimizer | None, peers: Sequence[str], grid: EvaluationGrid, entry: ReportEntry
-) -> None:
+def log_validation(candidate: CandidateOptimizer, grid: EvaluationGrid, entry: ReportEntry) -> None:
     """Append a line about an evaluation on validation workloads to the log in ``VALIDATION_LOG``."""
-    name, config = ", ".join(peers), ""
-    if candidate is not None and candidate.file is not None:
-        name, config = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8], f"`{candidate.config}`"
+    digest = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8]
     means = "; ".join(f"{part['role']} {part['steps']:,}: {part['ratio']:.2f}" for part in entry["summaries"])
     lists = (", ".join(map(str, values)) for values in (grid.roles, grid.horizons, grid.seeds))
-    cells = [datetime.date.today().isoformat(), *lists, name, config, means]
+    cells = [datetime.date.today().isoformat(), *lists, digest, f"`{candidate.config}`", means]
     with VALIDATION_LOG.open("a", encoding="utf-8") as file:
         file.write(f"| {' | '.join(cells)} |\n")

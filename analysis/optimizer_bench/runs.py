@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import json
 import math
 import sys
-import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,11 +29,10 @@ from analysis.optimizer_bench.workload import (
 )
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, hash_sources, parse_integers, parse_names, run_all
-from protonet.errors import installed_version, optional_packages, raise_input_error
+from protonet.errors import raise_input_error
 
 WARMUP_FRACTION = 0.03  #: Fraction of the steps in which the learning rate rises.
 BENCHMARK_FOLDER = "analysis/optimizer_bench"
-LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")  #: Of the peers.
 #: Source files that affect every run.
 SHARED_SOURCE_FILES = [f"{BENCHMARK_FOLDER}/{name}.py" for name in ("workload", "runs")]
 BASELINES_FILE = Path("analysis/results/optimizer_baselines.json")
@@ -51,9 +48,9 @@ Baselines = dict[str, dict[str, Baseline]]  #: By workload and horizon, as text.
 class CandidateOptimizer(NamedTuple):
     """The optimizer to be evaluated: its file and its configuration."""
 
-    name: str  #: A key of ``PEER_OPTIMIZERS``, or the name in tables.
+    name: str  #: The name in tables.
     config: str  #: Settings as a JSON object.
-    file: Path | None = None  #: File of its class ``CustomOptimizer``; None for a peer.
+    file: Path  #: File of its class ``CustomOptimizer``.
 
     def with_settings(self, **changes: Any) -> CandidateOptimizer:
         """Return a candidate with changed settings."""
@@ -80,56 +77,7 @@ class TrainingRun(NamedTuple):
     target: float = -math.inf  #: The smoothed loss at which a candidate's run ends.
 
 
-OptimizerMaker = Callable[..., torch.optim.Optimizer]  #: Makes an optimizer from parameters and settings.
 Curves = dict[tuple[CandidateOptimizer | AdamWSetting, str, int], LossCurve]  #: By optimizer, workload and seed.
-
-
-class PeerOptimizer(NamedTuple):
-    """An optimizer of another library that a candidate is compared with, and the learning rates to try."""
-
-    make_optimizer: OptimizerMaker  #: Makes it from parameters and a learning rate ``lr``.
-    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)  #: Learning rates to try.
-
-
-def _import_class(library: str, name: str) -> OptimizerMaker:
-    """Import an optimizer class of a library."""
-    with optional_packages("peers"):
-        module = importlib.import_module(library)
-    if library == "heavyball":
-        module.utils.compile_mode = None  # compiling would take longer than the run
-    maker: OptimizerMaker = getattr(module, name)
-    return maker
-
-
-def make_default_optimizer(library: str, name: str) -> OptimizerMaker:
-    """Return a function that creates an optimizer with default settings; it imports the library when it is called."""
-    return lambda parameters, lr: _import_class(library, name)(parameters, lr=lr)
-
-
-def make_schedule_free(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Create schedule-free AdamW; losses are measured at its training weights, because only ``step`` is called."""
-    optimizer = _import_class("schedulefree", "AdamWScheduleFree")(parameters, lr=lr)
-    optimizer.train()  # type: ignore[attr-defined]
-    return optimizer
-
-
-def make_muon(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Create Muon for matrices, with steps scaled to the size of AdamW's steps, and AdamW for vectors."""
-    groups = [{"params": [p for p in parameters if (p.ndim > 1) == flag], "use_muon": flag} for flag in (True, False)]
-    groups = [group for group in groups if group["params"]]
-    return _import_class("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)
-
-
-PEER_OPTIMIZERS = {
-    "adamw": PeerOptimizer(torch.optim.AdamW),
-    "nadamw": PeerOptimizer(functools.partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
-    "schedule-free": PeerOptimizer(make_schedule_free),
-    "ademamix": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "AdEMAMix")),
-    "muon": PeerOptimizer(make_muon),
-    "soap": PeerOptimizer(make_default_optimizer("heavyball", "SOAP")),
-    "prodigy": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Prodigy"), (0.3, 1.0, 3.0)),
-    "lion": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
-}
 
 
 def parse_horizons(option: str, text: str) -> list[int]:
@@ -189,7 +137,6 @@ def load_workloads(path: Path) -> dict[str, WorkloadBuilder]:
 
 def load_optimizer(candidate: CandidateOptimizer) -> type[torch.optim.Optimizer]:
     """Load the class ``CustomOptimizer`` of a candidate's file, and check that it accepts the configuration."""
-    assert candidate.file is not None, "peers have no file"
     try:
         made: type[torch.optim.Optimizer] = import_file(candidate.file).CustomOptimizer
         made([nn.Parameter(torch.zeros(2, 2))], **json.loads(candidate.config))
@@ -250,12 +197,10 @@ def run_adamw(run: TrainingRun) -> LossCurve:
 
 
 def identify_run(run: TrainingRun) -> list[Any]:
-    """List the fingerprint, versions and source hash that determine the result of a run, for the journal."""
-    file = run.optimizer.file if isinstance(run.optimizer, CandidateOptimizer) else None
-    workload = run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload]))
-    sources = [str(workload), *([] if file is None else [str(file)])]
-    versions = [] if file or isinstance(run.optimizer, AdamWSetting) else [*map(installed_version, LIBRARIES)]
-    return [compute_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED_SOURCE_FILES, *sources)]
+    """List the fingerprint and the source hash that determine the result of a run, for the journal."""
+    sources = [str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))]
+    sources += [str(run.optimizer.file)] if isinstance(run.optimizer, CandidateOptimizer) else []
+    return [compute_fingerprint(run.workload, run.file), hash_sources(*SHARED_SOURCE_FILES, *sources)]
 
 
 def train_all(runs: Sequence[TrainingRun], state: Path, jobs: int) -> Curves:
@@ -265,21 +210,17 @@ def train_all(runs: Sequence[TrainingRun], state: Path, jobs: int) -> Curves:
 
 
 def train_candidate(run: TrainingRun) -> LossCurve:
-    """Execute a run of a candidate or a peer, with random numbers from the run's seed.
+    """Execute a run of a candidate, with random numbers from the run's seed.
 
-    If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. So does a
-    run in which a peer raises any error, for instance on a shape that it does not support. Other errors are raised.
+    If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. Other
+    errors are raised.
     """
     candidate = run.optimizer
     assert isinstance(candidate, CandidateOptimizer), "AdamW's settings have a schedule"
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        maker = PEER_OPTIMIZERS[candidate.name].make_optimizer if candidate.file is None else load_optimizer(candidate)
-        return maker(list(parameters), **json.loads(candidate.config))
+        return load_optimizer(candidate)(list(parameters), **json.loads(candidate.config))
 
-    caught = LinAlgError if candidate.file is not None else Exception
     build = get_workload_builder(run.workload, run.file)
-    with seed_initial_weights(run.seed), warnings.catch_warnings():
-        if candidate.file is None:
-            warnings.simplefilter("ignore")  # warnings of libraries
-        return train_workload(build, run.seed, make, max_steps=run.max_steps, target=run.target, caught=caught)
+    with seed_initial_weights(run.seed):
+        return train_workload(build, run.seed, make, max_steps=run.max_steps, target=run.target, caught=LinAlgError)

@@ -1,4 +1,4 @@
-"""The contest: trial, modules, draws, Bayes rules and baselines against oracles; the speed study's processes."""
+"""The contest: trial, modules, draws, Bayes rules and baselines against oracles."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ from analysis.contest.draws import (
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import evaluate, measure_peak_memory
 from analysis.real_data.robustness import TUNED_BASELINES
-from analysis.real_data.sets import load_real_dataset
 from analysis.shared.baselines import BASELINES, FOLDS, INVERSE_PENALTIES, pool_labelled
-from analysis.solver import speed
-from analysis.solver.speed_worker import MEASUREMENTS
 from protonet import solve
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT
@@ -355,21 +352,3 @@ def test_every_tuned_baseline_learns_blobs(method: str) -> None:
         assert np.isfinite(far.log_probabilities).all()
         assert (far.log_probabilities.argmax(1) == far.predicted).all()
         np.testing.assert_allclose(np.exp(far.log_probabilities).sum(1), 1)
-
-
-windows = pytest.mark.skipif(sys.platform == "win32", reason="the module resource is missing there")
-
-
-@windows
-def test_a_solve_and_its_growth_are_measured_and_tabulated(tmp_path: Path) -> None:
-    iris = load_real_dataset("iris")
-    fit = speed.measure(
-        speed.Measurement("fit", "iris, 2", speed.split_rows(iris.x, iris.y, 2), "fast"), ROOT, tmp_path
-    )
-    grow = MEASUREMENTS["grow"]({"sizes": np.array([60, 3, 8])}, "fast")
-    assert min(fit["value"], grow["value"]) > 0
-    assert fit["right"] > 0.7
-    assert grow["memory"] > 50
-    rows = [{"kind": "fit", "name": "iris, 2", "option": effort, "now": fit} for effort in ("fast", "default")]
-    text = speed.tabulate([*rows, {"kind": "grow", "name": "60 rows", "option": "fast", "now": grow}])
-    assert text.count("\n| ... loss") == 2

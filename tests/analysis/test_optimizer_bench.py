@@ -1,4 +1,4 @@
-"""The optimizer bench: baselines, horizons, roles and looks, peers, errors of one line, the time of a step."""
+"""The optimizer bench: baselines, horizons, roles and looks, errors of one line, the time of a step."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ import torch
 
 from analysis.__main__ import main
 from analysis.optimizer_bench import bench, runs, step_time, tune
-from analysis.optimizer_bench.runs import (
-    BASELINES_FILE,
-    PEER_OPTIMIZERS,
-    CandidateOptimizer,
-    PeerOptimizer,
-    TrainingRun,
-    import_file,
-    train_candidate,
-)
+from analysis.optimizer_bench.runs import BASELINES_FILE, CandidateOptimizer, TrainingRun, import_file, train_candidate
 from analysis.optimizer_bench.workload import LossCurve
 from analysis.optimizer_bench.workloads import GROUPS_OF_WORKLOAD, WORKLOADS, WorkloadGroups
 from solution.pack import ROOT
@@ -108,7 +100,7 @@ def run(folder: Path, *more: str, state: str = "state.jsonl") -> int:
 def look(folder: Path, house: Path, *more: str) -> int:
     """Run the bench on its own workloads."""
     given = ["--baselines", str(house.parent / "baselines.json"), "--state", str(house.parent / "state.jsonl")]
-    optimizer = [] if "--compare" in more else ["--optimizer", str(folder / "optimizer.py")]
+    optimizer = ["--optimizer", str(folder / "optimizer.py")]
     return main(["optimizer-bench", *optimizer, *given, "--steps", "20", "--seeds", "0", "--jobs", "1", *more])
 
 
@@ -215,13 +207,11 @@ def test_roles(folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tm
 
 def test_looks_at_held_out_families_are_logged(folder: Path, house: Path) -> None:
     assert look(folder, house, "--roles", "validation,visible") == 0
-    assert look(folder, house, "--roles", "validation", "--compare", "adamw") == 0
-    _, ours, peers = read_cells(house.read_text())
+    _, ours = read_cells(house.read_text())
     assert ours[1:4] == ["visible, validation", "20", "0"]
     assert (len(ours[4]), ours[5]) == (8, "`{}`")
     assert ours[6].startswith("visible 20: ")
     assert "; validation 20: " in ours[6]
-    assert (peers[4:6], peers[6][:15]) == (["adamw", ""], "validation 20: ")
 
 
 def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -262,41 +252,6 @@ def test_optimizers_with_total_steps_get_the_horizon(folder: Path, house: Path, 
     assert changes == [("nothing", 1, 20), ("horizon", 0.5, 10), ("horizon", 2, 40)]
     plain, short, long = ([row["gaps"][0] for row in entry["rows"]] for entry in entries)  # at 10 and 20 steps
     assert all(a > b > c for a, b, c in zip(short, plain, long, strict=True))
-
-
-def test_peers_take_their_best_rate_at_every_horizon(
-    folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    pytest.importorskip("pytorch_optimizer")
-    pytest.importorskip("schedulefree")
-    path = tmp_path / "peers.json"
-    given = ["--compare", "adamw,schedule-free,ademamix", "--steps", "10,20", "--roles", "visible,tuning"]
-    assert look(folder, house, *given, "--seeds", "0,1", "--json", str(path)) == 0
-    for entry in json.loads(path.read_text()):
-        assert [*entry["rates"]] == ["10", "20"]
-        for rates in entry["rates"].values():
-            assert len(rates["means"]) == len(PEER_OPTIMIZERS[entry["name"]].learning_rates)
-            assert rates["means"][str(rates["best"])] == max(rates["means"].values())
-        for steps, rates in entry["rates"].items():
-            ratios = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
-            assert math.prod(ratios) ** 0.5 == pytest.approx(rates["means"][str(rates["best"])])
-    captured = capsys.readouterr()
-    assert captured.out.count("| ademamix") == 4
-    assert "only step() is called" in " ".join(captured.out.lower().split())
-    assert "an advantage that the optimizer judged here does not have" in " ".join(captured.out.split())
-
-
-def test_a_peer_that_raises_an_error_is_not_finite_there(
-    house: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def refuse(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        raise TypeError("no vectors")
-
-    monkeypatch.setitem(PEER_OPTIMIZERS, "refusing", PeerOptimizer(refuse, (0.1,)))
-    assert look(tmp_path, house, "--compare", "refusing", "--json", str(tmp_path / "peers.json")) == 0
-    (entry,) = json.loads((tmp_path / "peers.json").read_text())
-    assert entry["rows"][0]["ratios"] == [0.05]
-    assert "TypeError('no vectors')" in capsys.readouterr().err
 
 
 ERRORS = [

@@ -1,1 +1,0 @@
-"""Study of the time and memory of the solver."""
