@@ -164,8 +164,8 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
 
 def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, table: Path) -> None:
     path = table.with_name("answers.csv")
-    for number, name in enumerate(KINDS):  # whatever the other tests have labelled
-        server.act("label_many", rows=list(range(number, 60, 3)), name=name)
+    for index, name in enumerate(KINDS):  # whatever the other tests have labelled
+        server.act("label_many", rows=list(range(index, 60, 3)), name=name)
     lines = read_answers(path)
     listed = server.act("labels")
     assert (listed["total"], listed["differing"]) == (len(lines), 0)  # no results yet

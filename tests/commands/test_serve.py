@@ -142,8 +142,10 @@ schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
     document = f"http://127.0.0.1:{server.port}/openapi.json"
     command = [sys.executable, "-m", "schemathesis.cli", "run", document, "-n", "3", "--seed", "1", "--no-color"]
     command += ["-H", f"Authorization: Bearer {TOKEN}", "--generation-database", "none"]
-    own = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **own}, check=False)
+    variables = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
+    )
     assert done.returncode == 0, done.stdout[-5000:]
 
 

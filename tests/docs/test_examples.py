@@ -1,7 +1,7 @@
-"""The examples of README and of the guide run, and what they promise holds.
+"""The examples of README and of the guide run, and print what they promise.
 
 Python blocks run, page by page. Shell blocks of the library's commands run in a folder with small tables; those of
-studies and of meta-training, which take minutes, are held against the options that their ``--help`` names.
+studies and of meta-training, which take minutes, are checked against the options that their ``--help`` names.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def write_pictures(path: Path) -> None:
 def test_what_the_guide_says_of_columns_is_what_fit_says(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_pictures(work / "pictures.csv")
     page = (ROOT / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
-    table, said = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[:2]
+    table, expected = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[:2]
     assert (work / "pictures.csv").read_text(encoding="utf-8").startswith(table.removesuffix("...\n"))
     assert library.main(["fit", "pictures.csv", "--label", "kind", "--effort", "fast"]) == 0
     sizes = r"\d+ (?=features|directions|words)"  # these change with every rule of text and categories
-    assert re.sub(sizes, "", capsys.readouterr().out).startswith(re.sub(sizes, "", said))
+    assert re.sub(sizes, "", capsys.readouterr().out).startswith(re.sub(sizes, "", expected))
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +190,8 @@ def test_the_commands_for_pictures_and_features_of_others_run(work: Path, capsys
 
 
 def test_the_protocols_of_the_guide_run(tables: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with np.load(shutil.copy(tables / "features.npz", work)) as held:
-        x, y = held["x"], held["y"]
+    with np.load(shutil.copy(tables / "features.npz", work)) as archive:
+        x, y = archive["x"], archive["y"]
     np.savez("other.npz", x=x + np.float32(1), y=y)
     np.savez("train.npz", x=x[:1000], y=y[:1000])
     np.savez("test.npz", x=x[1000:], y=y[1000:])
@@ -203,8 +203,8 @@ def test_the_protocols_of_the_guide_run(tables: Path, work: Path, capsys: pytest
         assert episodes.main([*words, *few]) == 0
     out = capsys.readouterr().out
     assert "simpleshot" in out.rpartition("95 % intervals over episodes\n")[2]  # the last of them
-    for told in ("average rank", "harmonic mean, %", "AUROC of open classes, %", "queries of a fixed test split"):
-        assert told in out
+    for heading in ("average rank", "harmonic mean, %", "AUROC of open classes, %", "queries of a fixed test split"):
+        assert heading in out
 
 
 def test_the_commands_of_meta_training_run(
@@ -227,14 +227,14 @@ def test_the_commands_of_meta_training_run(
 def ask_for_help(module: str, arguments: tuple[str, ...], option: str = "--help") -> str:
     """Return what ``python -m module ... --help-all`` prints, or ``--help`` where that is all."""
     printed = io.StringIO()
-    kept = sys.argv
+    old_arguments = sys.argv
     sys.argv = [module, *arguments, option]
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported by another test
             runpy.run_module(module, run_name="__main__", alter_sys=False)
     finally:
-        sys.argv = kept
+        sys.argv = old_arguments
     text = printed.getvalue()
     return ask_for_help(module, arguments, "--help-all") if option == "--help" and "--help-all" in text else text
 

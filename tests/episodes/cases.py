@@ -206,7 +206,7 @@ def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
 def make_trained(
     objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp", head: str = "classes"
 ) -> TrainedEncoder:
-    """Make an encoder with the head of an objective, and rows, of which row i is of class i modulo 4.
+    """Make an encoder with the head of an objective, and rows; row i has the class i modulo 4.
 
     The encoder is a ``backbone``, or for "mlp" a smaller network; ``head`` is the kind of head of MAML and ANIL.
     """

@@ -178,11 +178,11 @@ def test_a_few_large_features_at_some_lag_are_not_an_order() -> None:
     x = torch.from_numpy(load_breast_cancer().data).float()
     for n in (10, 300):
         generator = torch.Generator().manual_seed(0)
-        found = [
+        detections = [
             detect_feature_order(x[rows[:n]][:, torch.randperm(30, generator=generator)]) != FeatureOrder()
             for rows in (torch.randperm(len(x), generator=generator) for _ in range(50))
         ]
-        assert sum(found) <= 2, n
+        assert sum(detections) <= 2, n
     hours = waves(400, 24, 24.0) + 0.4 * torch.randn(400, 24, generator=torch.Generator().manual_seed(1))
     assert all(detect_feature_order(hours[:n]) != FeatureOrder() for n in (10, 300))
 

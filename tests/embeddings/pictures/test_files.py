@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("embedding_cache")
 class Small(nn.Module):
     """A network that maps pictures (n, 3, 8, 8) to weighted means of 2 x 2 cells, (n, 12)."""
 
-    def __init__(self, places: int = 2) -> None:
+    def __init__(self, cells: int = 2) -> None:
         super().__init__()
-        self.pool = nn.AdaptiveAvgPool2d(places)
+        self.pool = nn.AdaptiveAvgPool2d(cells)
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed."""

@@ -177,7 +177,7 @@ def test_tim_adm_equals_a_slow_loop(weights: Weights, steps: int, size: float) -
     assert agree(ours, episodes, partial(alternate, weights=weights, steps=steps, size=size))
 
 
-def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, share: float) -> Tensor:
+def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, propagation: float) -> Tensor:
     """Spread labels over AlphaAM's graph edge by edge, from the first four nodes, the centroids, to each node."""
     n = len(nodes)
     distances = ((nodes[:, None] - nodes).square().sum(dim=2) + 1e-16).sqrt() * (1 - torch.eye(n))
@@ -192,21 +192,21 @@ def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, shar
     graph = weight * (affinity + affinity.T) / 2
     degree = graph.sum(dim=1) + 1e-12
     graph = graph / degree.sqrt() / degree.sqrt()[:, None]
-    reached: Tensor = torch.linalg.inv(torch.eye(n, dtype=torch.float64) - share * graph)[:, :4]
+    reached: Tensor = torch.linalg.inv(torch.eye(n, dtype=torch.float64) - propagation * graph)[:, :4]
     return reached
 
 
 def run_alpha_am(
-    support: Tensor, labels: Tensor, query: Tensor, alpha: float, weights: Weights, k: int, share: float
+    support: Tensor, labels: Tensor, query: Tensor, alpha: float, weights: Weights, k: int, propagation: float
 ) -> Tensor:
     """Run five rounds of AlphaAM's code, at a learning rate at which the rounds matter."""
     rows, means = unit(torch.cat([support, query])), means_of(unit(support), labels).requires_grad_()
     n = 4 + len(rows)
     bandwidth = torch.ones(n, n, dtype=torch.float64, requires_grad=True)
-    weight = torch.full((n, n), share, dtype=torch.float64, requires_grad=True)
+    weight = torch.full((n, n), propagation, dtype=torch.float64, requires_grad=True)
 
     def classify() -> Tensor:
-        return 15 * spread_labels(torch.cat([means, rows]), bandwidth, weight, k, share)[4:]
+        return 15 * spread_labels(torch.cat([means, rows]), bandwidth, weight, k, propagation)[4:]
 
     return descend([means, bandwidth, weight], classify, labels, 5, 1e-2, weights, alpha)[0]
 
@@ -220,7 +220,7 @@ def test_alpha_am_equals_autograd(shots: tuple[int, ...], alpha: float, weights:
     chosen = alpha if alpha == 1 else None
     ours = alpha_am(episodes, alpha=chosen, weights=weights, learning_rate=1e-2, steps=5)
     k, fraction = (10, 0.9) if sum(shots) >= 20 else (20, 0.8)
-    slow = partial(run_alpha_am, alpha=alpha, weights=weights, k=min(k, sum(shots) + 12), share=fraction)
+    slow = partial(run_alpha_am, alpha=alpha, weights=weights, k=min(k, sum(shots) + 12), propagation=fraction)
     assert agree(ours, episodes, slow, atol=1e-5)
     assert not torch.allclose(ours, alpha_am(episodes, alpha=chosen, weights=weights, steps=1), atol=1e-2)
 

@@ -154,8 +154,8 @@ class TestNumeric:
         )
         commas: dict[str, float] = {"2.688,64-": -2688.64, "0,5": 0.5, "5 %": 5, "1,2 M€": 1.2e6}
         commas |= dict.fromkeys(["", "1.23", "1,2,3", "2,688.64", "%"], math.nan)
-        for number_format, cells in (("point", points), ("comma", commas)):
-            parsed = parse_numeric_column(objects(*cells), number_format)
+        for fmt, cells in (("point", points), ("comma", commas)):
+            parsed = parse_numeric_column(objects(*cells), fmt)
             assert parsed.tolist() == pytest.approx(list(cells.values()), nan_ok=True, rel=0)
 
     def test_inferred_format(self) -> None:
@@ -168,9 +168,9 @@ class TestNumeric:
             ("007 0008", "plain"),
             ("red green 1 2", ""),
         ]
-        for text, number_format in cases:
+        for text, fmt in cases:
             cells = text.split()
-            assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == number_format, cells
+            assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == fmt, cells
         assert infer_numeric_format(["3 kg", "4 kg"]) == "point"
         assert infer_numeric_format(["3 kg", "4 lb"]) == ""
         assert infer_numeric_format(["8/10", "7/10"]) == "point"
