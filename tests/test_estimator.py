@@ -20,11 +20,8 @@ from protonet.fit.cross_validation import cross_validate, measure_cross_validati
 from protonet.fit.label_validation import to_class_names
 from protonet.fit.networks import get_encoder
 from protonet.fit.solver import fit_solution
-from protonet.views.fixed_convolution import FixedConvolutionFamily
-from protonet.views.forest import ForestFamily
-from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerView
-from tests.strategies import LITTLE, blobs, load_wine_split
+from tests.strategies import PLAIN, blobs, load_wine_split
 
 TENSOR_X, TENSOR_Y = blobs(0)
 X, Y = TENSOR_X.numpy(), TENSOR_Y.numpy()
@@ -32,27 +29,27 @@ NAMES = np.array(["ash", "birch", "cedar", "elm", "fir"])[Y]
 
 
 def make() -> ProtoNetClassifier:
-    return ProtoNetClassifier(effort="fast")
+    return ProtoNetClassifier(effort=PLAIN)
 
 
 FITTED = make().fit(X, NAMES)
-SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1)))
+SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], effort=PLAIN, seed=int(np.random.RandomState(0).randint(2**31 - 1)))
 
 
 def test_partial_fit_takes_labels_as_fit_does() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
-    model = ProtoNetClassifier(effort="fast").fit(x, y)
+    model = ProtoNetClassifier(effort=PLAIN).fit(x, y)
     for labels in (["new"] * 3, [0, None, 1], [0.0, np.nan, 1.0], [-1, 0, 1]):
         with pytest.raises((InputError, InputTypeError), match=r"be all text or all numbers|have a label for each row"):
             model.partial_fit(x[:3], labels)
     assert model.classes_.tolist() == [0, 1, 2]
     with pytest.raises(InputError, match="have a label for each row; got 4 of 12 without one"):
-        ProtoNetClassifier(effort="fast").partial_fit(x, np.where(y == 0, -1, y))
+        ProtoNetClassifier(effort=PLAIN).partial_fit(x, np.where(y == 0, -1, y))
     assert model.partial_fit(x[:1], [1], classes=9).classes_.tolist() == [0, 1, 2, 9]
-    signs = ProtoNetClassifier(effort="fast").fit(x[y < 2], 2 * y[y < 2] - 1)
+    signs = ProtoNetClassifier(effort=PLAIN).fit(x[y < 2], 2 * y[y < 2] - 1)
     assert signs.partial_fit(x[:1], [-1]).classes_.tolist() == [-1, 1]
     assert to_class_names(np.array([0.0, 1.0, 7.0])) == (0, 1, 7)
-    weighted = ProtoNetClassifier(effort="fast", class_weight="balanced")
+    weighted = ProtoNetClassifier(effort=PLAIN, class_weight="balanced")
     rows = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y > 0)[::3]]
     expected = clone(weighted).fit(x[rows], y[rows]).predict_proba(x)
     assert np.array_equal(clone(weighted).partial_fit(x[rows], y[rows]).predict_proba(x), expected)
@@ -60,7 +57,7 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
 
 def test_partial_fit_changes_nothing_if_it_fails() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
-    model = ProtoNetClassifier(effort="fast")
+    model = ProtoNetClassifier(effort=PLAIN)
     with pytest.raises(InputTypeError, match="be all text or all numbers"):
         model.partial_fit(x, y, classes=["ant"])
     with pytest.raises(NotFittedError):
@@ -75,22 +72,17 @@ def test_partial_fit_changes_nothing_if_it_fails() -> None:
 def test_errors_name_arguments_of_the_estimator() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
     with pytest.raises(InputError, match="`X` must lie within the range of float32"):
-        ProtoNetClassifier(effort="fast").fit(x.astype(float) * 1e200, y)
+        ProtoNetClassifier(effort=PLAIN).fit(x.astype(float) * 1e200, y)
     for weights, message in (({"1": 2.0}, "'1'"), ({0: 1.0, 1: 2.0, 7: 3.0}, "7")):
         with pytest.raises(
             InputError, match=f"`class_weight` must name classes of y; got {message}. The classes are 0"
         ):
-            ProtoNetClassifier(effort="fast", class_weight=weights).fit(x, y)
+            ProtoNetClassifier(effort=PLAIN, class_weight=weights).fit(x, y)
     every = dict.fromkeys(range(5), 1.0)  # of classes that may come later
-    assert len(ProtoNetClassifier(effort="fast", class_weight=every).fit(x, y).classes_) == 3
+    assert len(ProtoNetClassifier(effort=PLAIN, class_weight=every).fit(x, y).classes_) == 3
 
 
-#: A mixture of all closed views, and one of fewer for the checks, which fit more than a hundred times.
-CHEAP = LITTLE.with_family(MLPFamily(max_sizes=0))
-CHEAPER = CHEAP.without_family(ForestFamily).without_family(FixedConvolutionFamily)
-
-
-@parametrize_with_checks([ProtoNetClassifier(effort=CHEAPER)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([ProtoNetClassifier(effort=PLAIN)])  # type: ignore[untyped-decorator]
 def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -208,20 +200,20 @@ def test_invalid_arguments_are_errors(change: dict[str, Any], labels: Any, weigh
 def test_unlabelled_rows_have_any_missing_label() -> None:
     x, y, few = load_wine_split()
     remaining = np.setdiff1d(np.arange(len(y)), few)
-    model = ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[remaining])
+    model = ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=x[remaining])
     expected = model.predict_proba(x)
     assert model.learned_unlabelled_
     minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
     for marked in (minus, none, gaps):
         marked[few] = y[few]
     for rows, marked in ((x, none), (x, gaps), (scipy.sparse.coo_matrix(x), minus)):
-        again = ProtoNetClassifier(CHEAP).fit(rows, marked)
+        again = ProtoNetClassifier(PLAIN).fit(rows, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
         np.testing.assert_allclose(again.predict_proba(x), expected, atol=1e-6)
-    half = ProtoNetClassifier(CHEAP).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
+    half = ProtoNetClassifier(PLAIN).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
-    assert ProtoNetClassifier(CHEAP).fit(x[few], y[few] - 2).classes_.tolist() == [-2, -1, 0]  # -1 is a class here
-    alone = ProtoNetClassifier(CHEAP).fit(x[few], y[few])
+    assert ProtoNetClassifier(PLAIN).fit(x[few], y[few] - 2).classes_.tolist() == [-2, -1, 0]  # -1 is a class here
+    alone = ProtoNetClassifier(PLAIN).fit(x[few], y[few])
     assert not alone.learned_unlabelled_
     assert alone.novel_clusters_ == []
 
@@ -229,18 +221,18 @@ def test_unlabelled_rows_have_any_missing_label() -> None:
 def test_invalid_unlabelled_rows_are_refused() -> None:
     x, y, few = load_wine_split()
     with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
-        ProtoNetClassifier(CHEAP).fit(x, np.full(len(y), None))
+        ProtoNetClassifier(PLAIN).fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
-        ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=x[:, :5])
+        ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=x[:, :5])
     marked = np.full(len(y), -1)
     marked[few] = y[few]
     for given in ({"sample_weight": np.ones(15)}, {"groups": list(range(15))}):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            ProtoNetClassifier(CHEAP).fit(x, marked, **given)
+            ProtoNetClassifier(PLAIN).fit(x, marked, **given)
     gap = x.copy()
     gap[3, 2] = np.nan
     with pytest.raises(InputError, match="`X` must have no gaps, as the rows of fit had none; got 1 of NaN"):
-        ProtoNetClassifier(CHEAP).fit(x[few], y[few], unlabelled=gap)
+        ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=gap)
 
 
 def test_labels_of_mixed_types_get_a_warning() -> None:
@@ -248,7 +240,7 @@ def test_labels_of_mixed_types_get_a_warning() -> None:
     match = r"^`y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
     for y in (mixed, mixed[::-1]):
         with pytest.raises(TypeError, match=match):
-            ProtoNetClassifier("fast").fit(x, y)
-    fitted = ProtoNetClassifier("fast").fit(x, np.array(["a", "b"] * 10, object))
+            ProtoNetClassifier(PLAIN).fit(x, y)
+    fitted = ProtoNetClassifier(PLAIN).fit(x, np.array(["a", "b"] * 10, object))
     with pytest.raises(TypeError, match=match):
         fitted.partial_fit(x[:1], np.array([1]))

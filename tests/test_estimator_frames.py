@@ -6,6 +6,7 @@ import copy
 import datetime
 import io
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from protonet import load_model, save_model
 from protonet.errors import InputError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
+from protonet.fit.search import EFFORTS
 from protonet.pipeline import TablePipeline
 from protonet.tables.frames import read_frame
 from tests.commands.cases import FAST, Run
+from tests.strategies import PLAIN
 
 KINDS = ["ash", "birch", "cedar"]
 N = 36
@@ -62,7 +65,17 @@ def make_frame(seed: int = 0) -> pd.DataFrame:
 
 FRAME = make_frame()
 NEW = make_frame(1)
-FITTED = make().fit(FRAME, pd.Series(Y, name="kind"))
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(EFFORTS, "fast", PLAIN)
+    FITTED = make().fit(FRAME, pd.Series(Y, name="kind"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def linear_views() -> Iterator[None]:
+    """Let the effort "fast" compare linear views only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EFFORTS, "fast", PLAIN)
+        yield
 
 
 def test_column_types_are_inferred_and_reported() -> None:

@@ -243,7 +243,7 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     def sample(count: int) -> Tensor:
         return cast(Tensor, generate(torch.randn(count, 8, generator=generator)))
 
-    for _ in range(800):
+    for _ in range(500):
         real = modes[torch.randint(8, (128,), generator=generator)]
         real = real + 0.05 * torch.randn(128, 2, generator=generator)
         optimizers[1].zero_grad()
