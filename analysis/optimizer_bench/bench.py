@@ -1,8 +1,7 @@
 """Count an optimizer's steps to the loss of tuned AdamW, on each workload, at several horizons (numbers of steps).
 
 A configuration with total_steps runs once for each horizon; without it, one run of a workload and seed is evaluated at
-all horizons. --rates adds other learning rates; --horizon-factors adds other values of total_steps than the true one.
-Each run on validation workloads is logged in analysis/results/optimizer_looks.md.
+all horizons. Each run on validation workloads is logged in analysis/results/optimizer_looks.md.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import parse_finite_number
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -45,7 +43,7 @@ Row = dict[str, Any]
 #: ``interval`` (None for one seed), the mean for each of the ``kinds`` and against each ``easier`` baseline that all
 #: rows have, the ``worst`` row and family, and the workloads that ``diverged`` on any seed.
 Summary = dict[str, Any]
-#: A variant's ``name``, ``config``, ``rows`` and ``summaries``, the ``changed`` quantity and its ``factor``.
+#: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``.
 ReportEntry = dict[str, Any]
 ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE}
 ROLE_TITLES[FILE_WORKLOAD_ROLE] = "Workloads of the file"
@@ -54,9 +52,6 @@ RATIO_NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
 the best smoothed loss. Milliseconds: one step(), CPU time.
-"""
-VARIANTS_NOTE = """
-Change: of the geometric mean, against the configuration's learning rate with total_steps equal to the true horizon.
 """
 VALIDATION_LOG = ROOT / "analysis/results/optimizer_looks.md"
 VALIDATION_ROLE = "validation"  #: The role whose evaluations are logged.
@@ -159,25 +154,18 @@ def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]
     return low, high
 
 
-def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
-    """Format tables for each role and horizon, of the scores by workload, and a table of variants, if any."""
-    text, first = "", entries[0]
-    for summary in first["summaries"]:
+def format_tables(entry: ReportEntry, baselines: Baselines) -> str:
+    """Format a table of the scores by workload for each role and horizon."""
+    text = ""
+    for summary in entry["summaries"]:
         key = {name: summary[name] for name in ("role", "steps")}
-        rows = _select(first["rows"], key)
+        rows = [row for row in entry["rows"] if key.items() <= row.items()]
         text += f"**{ROLE_TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-        text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary)}\n\n"
+        text += f"{_tabulate_rows(rows, selected)}\n{entry['name']}: {_format_summary(summary)}\n\n"
         coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
         text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
-    if len(entries) > 1:
-        text += f"**Other learning rates and values of total_steps**\n\n{_tabulate_variants(entries)}\n"
-    return text + RATIO_NOTE.lstrip() + VARIANTS_NOTE.lstrip() * (len(entries) > 1)
-
-
-def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> list[Any]:
-    """Select the rows, or summaries, that have all values of ``key``, such as a role and a horizon."""
-    return [row for row in rows if key.items() <= row.items()]
+    return text + RATIO_NOTE.lstrip()
 
 
 def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
@@ -202,23 +190,6 @@ def _format_summary(summary: Summary) -> str:
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER_BASELINE_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}."
-
-
-def _tabulate_variants(entries: Sequence[ReportEntry]) -> str:
-    """Format a table with a line per variant (learning rate or horizon) of a candidate; the first is the original."""
-    means = average_ratios_by(entries[0]["rows"], "steps")
-    lines = []
-    for entry in entries:
-        line = [f"{entry['changed']} x {entry['factor']:g}" if entry is not entries[0] else "as configured"]
-        for steps, mean in average_ratios_by(entry["rows"], "steps").items():
-            change = 100 * (mean / means[steps] - 1)
-            line += [f"{mean:.2f}", f"{round(change, 1) + 0.0:+.1f} %"]
-        worst = min(entry["rows"], key=lambda row: float(row["ratio"]))
-        diverged = dict.fromkeys(row["workload"] for row in entry["rows"] if any(row["diverged"]))
-        message = f"{worst['workload']} {worst['ratio']:.2f} (of {worst['steps']:,})"
-        lines.append([*line, message, ", ".join(diverged) or "none"])
-    headings = [text for steps in means for text in (f"{steps:,} steps", "change")]
-    return format_table(["variant", *headings, "worst", "not finite"], lines)
 
 
 class EvaluationGrid(NamedTuple):
@@ -250,11 +221,11 @@ class EvaluationGrid(NamedTuple):
                 listed += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in self.seeds]
         return listed
 
-    def set_horizons(self, candidate: CandidateOptimizer, factor: float = 1.0) -> Optimizers:
-        """Return the candidate for each horizon; ``total_steps`` of its configuration becomes ``factor`` x horizon."""
+    def set_horizons(self, candidate: CandidateOptimizer) -> Optimizers:
+        """Return the candidate for each horizon, which ``total_steps`` of its configuration becomes, if it is set."""
         if json.loads(candidate.config).get("total_steps") is None:
             return dict.fromkeys(self.horizons, candidate)
-        return {steps: candidate.with_settings(total_steps=round(factor * steps)) for steps in self.horizons}
+        return {steps: candidate.with_settings(total_steps=steps) for steps in self.horizons}
 
     def score(self, optimizers: Optimizers, curves: Curves) -> ReportEntry:
         """Compute the scores at each role, horizon and workload from loss curves, and their summaries."""
@@ -272,8 +243,6 @@ def add_options(parser: StudyParser) -> None:
     text = "Python file of a class CustomOptimizer(params, **config)"
     parser.add_argument("--optimizer", metavar="FILE", required=True, help=text)
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    parser.add_option("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
-    parser.add_option("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
     parser.add_option("--steps", "1000", "horizons, with commas", runs.parse_horizons)
     roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
     parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
@@ -284,12 +253,6 @@ def add_options(parser: StudyParser) -> None:
     parser.add_int_option("--jobs", os.cpu_count() or 1, "processes")
 
 
-def _parse_factors(option: str, text: str) -> list[float]:
-    """Parse a comma-separated list of factors > 0, except 1; raise an InputError for invalid values."""
-    factors = [parse_finite_number(option, part, low=0.0) for part in text.split(",")]
-    return [factor for factor in dict.fromkeys(factors) if factor != 1]
-
-
 def run(options: argparse.Namespace) -> StudyReport:
     """Run the optimizer; report the ratios of AdamW's steps to its steps."""
     if options.roles is not None and options.workloads is not None:
@@ -298,22 +261,14 @@ def run(options: argparse.Namespace) -> StudyReport:
     workloads = runs.select_workloads(options, options.roles or ["visible"])
     grid = EvaluationGrid(workloads, baselines, options.seeds, sorted(options.steps))
     candidate = runs.load_candidate(options.optimizer, options.config)
-    variants: dict[tuple[str, float], Optimizers] = {("nothing", 1.0): grid.set_horizons(candidate)}
-    for factor in options.rates or ():
-        variants["rate", factor] = grid.set_horizons(runs.scale_learning_rate(candidate, factor))
-    for factor in options.horizon_factors or ():
-        variants["horizon", factor] = grid.set_horizons(candidate, factor)
+    optimizers = grid.set_horizons(candidate)
     check_baselines(grid)
-    planned = [run for optimizers in variants.values() for run in grid.list_runs(optimizers)]
-    curves = runs.train_all(planned, options.state, options.jobs)
-    entries: list[ReportEntry] = []
-    for (changed, factor), optimizers in variants.items():
-        last = optimizers[grid.horizons[-1]]
-        entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
-        entries.append(entry | grid.score(optimizers, curves))
+    curves = runs.train_all(grid.list_runs(optimizers), options.state, options.jobs)
+    last = optimizers[grid.horizons[-1]]
+    entry = {"name": last.name, "config": json.loads(last.config), **grid.score(optimizers, curves)}
     if VALIDATION_ROLE in grid.roles:
-        log_validation(candidate, grid, entries[0])
-    return StudyReport(entries, format_tables(entries, grid.baselines))
+        log_validation(candidate, grid, entry)
+    return StudyReport([entry], format_tables(entry, grid.baselines))
 
 
 def check_baselines(grid: EvaluationGrid) -> None:

@@ -158,13 +158,6 @@ def load_candidate(path: str, config_file: str | None) -> CandidateOptimizer:
     return candidate
 
 
-def scale_learning_rate(candidate: CandidateOptimizer, factor: float) -> CandidateOptimizer:
-    """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
-    config = json.loads(candidate.config)
-    made = load_optimizer(candidate)([nn.Parameter(torch.zeros(2, 2))], **config)
-    return candidate.with_settings(lr=float(f"{config.get('lr', made.defaults['lr']) * factor:.6g}"))
-
-
 def get_workload_builder(name: str, file: Path | None) -> WorkloadBuilder:
     """Return the function that builds a workload."""
     return (WORKLOADS if file is None else load_workloads(file))[name]

@@ -95,8 +95,8 @@ def test_workloads_have_equal_weight_and_the_worst_family_is_reported() -> None:
 def test_tables() -> None:
     trials = [curve(5, 1, step_ms=1.0), curve(5, 3, 1.004, step_ms=3.0)]
     rows = [score_workload("gpt", trials, BASELINE), score_workload("labels", [curve(5, diverged=True)] * 2, BASELINE)]
-    entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
-    text = format_tables([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
+    entry = {"name": "ours", "config": {}, "rows": rows, "summaries": summarise(rows)}
+    text = format_tables(entry, {name: {"100": BASELINE} for name in ("gpt", "labels")})
     lines = read_cells(text)
     assert ["gpt", "language", "1", "60", "10, miss", "2.04", "0.4 %", "2.00"] in lines
     assert ["labels", "noise", "1", "60", "not finite, not finite", "0.05", "", "0.00"] in lines
