@@ -22,7 +22,7 @@ from protonet.files import load_model, save_model
 from protonet.fit.search import EFFORTS
 from tests.commands.cases import Run, do
 from tests.commands.conftest import FAST_SEARCH
-from tests.processes import start_command
+from tests.commands.servers import start_command
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

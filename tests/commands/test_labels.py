@@ -24,7 +24,7 @@ from protonet.server.jobs import JobRunner
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_labels, parse_classes
 from protonet.tables.table import Table
 from tests.commands.cases import read_lines
-from tests.processes import PROCESSES
+from tests.commands.servers import PROCESSES
 from tests.strategies import blobs
 
 CLASSES = ["ant", "bee"]

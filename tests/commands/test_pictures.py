@@ -20,7 +20,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from tests.commands.cases import Run, do, read_table
 from tests.commands.servers import start
-from tests.embeddings.pictures.cases import draw, write_folders
+from tests.embeddings.cases import draw, write_folders
 from tests.embeddings.pictures.test_files import Small, export
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")

@@ -25,8 +25,7 @@ from protonet.embeddings.pictures.reading import open_rgb, read_pixels
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import InputError, MissingPackageError
 from protonet.views.config import UntrustedComponent
-from tests.embeddings.cases import TABLE, write_vectors
-from tests.embeddings.pictures.cases import draw
+from tests.embeddings.cases import TABLE, draw, write_vectors
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
 RECORD = RepresentationRecord("words", "text", 5, "0" * 64, "MIT")

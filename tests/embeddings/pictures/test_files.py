@@ -14,7 +14,7 @@ from protonet import InputError
 from protonet.embeddings.pictures import files as backbones
 from protonet.embeddings.pictures.files import embed_pictures, open_backbone
 from protonet.embeddings.pictures.reading import read_pixels
-from tests.embeddings.pictures.cases import write_folders
+from tests.embeddings.cases import write_folders
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.usefixtures("embedding_cache")

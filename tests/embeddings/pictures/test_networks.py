@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from protonet.embeddings.pictures.networks import open_extractor
 from protonet.errors import MissingPackageError
-from tests.embeddings.pictures.cases import draw
+from tests.embeddings.cases import draw
 
 PICTURES = [draw("disc", 0, 60), draw("cross", 1, 300)]
 

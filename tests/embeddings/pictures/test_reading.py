@@ -33,7 +33,7 @@ from protonet.embeddings.pictures.reading import (
     read_pixels,
     text_to_path,
 )
-from tests.embeddings.pictures.cases import draw, write_folders
+from tests.embeddings.cases import draw, write_folders
 
 
 def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from protonet.episodes.features.extract import get_class_words, select_convoluti
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.networks.checkpoints import load_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
-from tests.embeddings.pictures.cases import write_folders
+from tests.embeddings.cases import write_folders
 from tests.embeddings.pictures.test_files import Small, export, write_onnx
 from tests.episodes.cases import Command, save_data
 

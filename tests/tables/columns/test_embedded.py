@@ -20,7 +20,7 @@ from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import WORD_COMPONENTS_WEIGHT, EmbeddedText, Text
-from tests.embeddings.pictures.cases import write_folders
+from tests.embeddings.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
 CELLS = np.array(
