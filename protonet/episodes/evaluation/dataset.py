@@ -12,7 +12,7 @@ from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.evaluate import check_methods
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
+from protonet.episodes.evaluation.run import ShowProgress, evaluate_plan
 from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
@@ -144,7 +144,10 @@ def evaluate_dataset(
             device=device,
         )
         with join_process_group() as group:
-            return EvaluationRun(plan, group, data=memory, progress=progress).evaluate()
+            evaluation, interrupted = evaluate_plan(plan, group, data=memory, progress=progress)
+            if interrupted:
+                raise KeyboardInterrupt
+            return evaluation
 
 
 def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:

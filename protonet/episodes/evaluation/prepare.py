@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -12,8 +12,7 @@ from torch import Tensor
 from protonet.datasets import Dataset
 from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.distributed import ProcessGroup, get_process_device
-from protonet.episodes.evaluation.evaluate import EpisodeScores, ProgressCallback, evaluate
+from protonet.episodes.evaluation.distributed import get_process_device
 from protonet.episodes.features.sources import (
     ROWS_PER_BLOCK,
     DataSources,
@@ -44,11 +43,12 @@ class MethodsPlan:
     reference_method: ChosenMethod | None = None
     """The method that all others are compared with; None compares all pairs."""
 
-    def add_tuned(self, best: Sequence[ChosenMethod]) -> MethodsPlan:
-        """Return a plan that also evaluates the tuned methods ``best``, and the method that others are compared with.
+    def add_tuned(self, names: Collection[str]) -> MethodsPlan:
+        """Return a plan that also evaluates the candidate settings ``names``, and the reference method.
 
-        If the settings of that reference method were tuned, it gets its best settings.
+        If the settings of the reference method were tuned, it gets its best settings.
         """
+        best = [choice for grid in self.tuning_grids for choice in grid if choice.name in names]
         chosen, against = [*self.fixed_methods, *best], self.reference_method
         if against is not None:
             tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
@@ -124,32 +124,6 @@ class PreparedEvaluation:
         texts = [] if self.texts is None else [self.texts]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
         return [*means, *texts, *self.sampler.hashed_tensors, *head]
-
-    def evaluate(
-        self,
-        plan: EvaluationPlan,
-        group: ProcessGroup,
-        progress: ProgressCallback,
-        earlier: Mapping[str, EpisodeScores] | None = None,
-    ) -> dict[str, EpisodeScores]:
-        """Score all methods on the episodes of a plan; other arguments and the result are as in `evaluate`."""
-        return evaluate(
-            self.row_pool.x,
-            self.row_pool.by_class,
-            self.methods,
-            self.sampler,
-            seed=plan.seed,
-            n_episodes=plan.n_episodes,
-            base=self.base,
-            texts=self.texts,
-            trained=self.trained,
-            shape=self.data.shape if self.trained is None else None,
-            group=group,
-            progress=progress,
-            take=self.row_pool.read_rows,
-            earlier=earlier,
-            keep_predictions=plan.save_predictions,
-        )
 
 
 class DatasetRows(NamedTuple):

@@ -8,7 +8,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from protonet.episodes.evaluation.evaluate import (
     choose_batch_size,
     concatenate_batches,
     count_episodes,
+    evaluate,
     is_batch_end,
 )
 from protonet.episodes.evaluation.page import compute_class_accuracies, format_evaluation_page
@@ -39,6 +39,7 @@ from protonet.episodes.evaluation.report import (
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
 from protonet.episodes.features.sources import load_data_sources
+from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import hash_class_rows, record_episodes
 from protonet.episodes.samplers.fixed_split import describe_duplicates
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
@@ -146,135 +147,82 @@ def run_evaluation(
         with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - raises before the work if the package is missing
     with join_process_group() as group:
-        run = EvaluationRun(plan, group, state=state, resume=resume, by_class="report" in outputs)
-        try:
-            evaluation = run.evaluate()
-        except KeyboardInterrupt:
-            partial = run.summarize_finished()
-            if partial is None:
-                raise
-            if group.rank == 0:
-                _write_outputs(partial, outputs)
-            text = f"stopped after {partial.summary.n_episodes:,} of {plan.n_episodes:,} episodes"
+        by_class = "report" in outputs
+        evaluation, interrupted = evaluate_plan(plan, group, state=state, resume=resume, by_class=by_class)
+        if group.rank == 0:
+            _write_outputs(evaluation, outputs)
+        if interrupted:
+            text = f"stopped after {evaluation.summary.n_episodes:,} of {plan.n_episodes:,} episodes"
             again = "; run again to go on" if resume else "; run again with --resume"
-            raise KeyboardInterrupt(text + ("" if state is None else again)) from None
-        if group.rank != 0:
-            return None
-        _write_outputs(evaluation, outputs)
-        return evaluation
+            raise KeyboardInterrupt(text + ("" if state is None else again))
+        return evaluation if group.rank == 0 else None
 
 
-class EvaluationRun:
-    """One evaluation: chooses settings of methods on validation classes, then evaluates all methods.
+def evaluate_plan(
+    plan: EvaluationPlan,
+    group: ProcessGroup,
+    *,
+    state: Path | None = None,
+    resume: bool = False,
+    data: Dataset | None = None,
+    progress: ShowProgress | bool = True,
+    by_class: bool = False,
+) -> tuple[Evaluation, bool]:
+    """Choose settings of methods on validation classes, then evaluate all methods.
 
-    ``data`` is the data set, if it is already in memory. ``progress`` is whether to show a bar, or a function to call.
-    With ``by_class``, accuracies by class are computed, too. Other arguments are as in `run_evaluation`.
+    Args:
+        plan: The settings of the evaluation.
+        group: The processes that share the work.
+        state: The state file, as in `run_evaluation`.
+        resume: Whether to continue from the state file.
+        data: The data set, if it is already in memory.
+        progress: Whether to show a bar, or a function to call.
+        by_class: Whether to compute accuracies by class, too.
+
+    Returns:
+        The results; and whether Ctrl-C was pressed, so that they cover the finished episodes only. Without a finished
+        episode, KeyboardInterrupt is raised.
     """
-
-    def __init__(
-        self,
-        plan: EvaluationPlan,
-        group: ProcessGroup,
-        *,
-        state: Path | None = None,
-        resume: bool = False,
-        data: Dataset | None = None,
-        progress: ShowProgress | bool = True,
-        by_class: bool = False,
-    ) -> None:
-        self.plan, self.group, self.state, self.resume = plan, group, state, resume
-        self.progress, self.by_class = progress, by_class
-        self.sampler, self.sources = load_data_sources(plan.rows, plan.sampler, data)
-        self.tunings: list[TuningResult] = []
-        self.prepared: PreparedEvaluation | None = None
-        self.run_progress: _RunProgress | None = None
-
-    def evaluate(self) -> Evaluation:
-        """Choose settings, score all methods on all episodes, and return the summarised results."""
-        self.tunings = self._choose_settings()
-        best = {tuning.best_method for tuning in self.tunings}
-        candidates = [choice for grid in self.plan.methods.tuning_grids for choice in grid if choice.name in best]
-        plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
-        self.prepared = prepare_evaluation(plan, self.sampler, self.sources)
-        self.prepared.notes.extend(map(str, self.tunings))
-        progress = self.run_progress = _RunProgress(self, plan, self.prepared, self.state)
-        scores = self.prepared.evaluate(plan, self.group, progress.show, progress.earlier)
-        progress.close()
-        return self._summarize(scores)
-
-    def summarize_finished(self) -> Evaluation | None:
-        """Return the results on the episodes that were finished before Ctrl-C; None if there are none."""
-        if self.run_progress is None:
-            return None
-        self.run_progress.close()
-        finished = self.run_progress.finished
-        return self._summarize(concatenate_batches(finished)) if finished else None
-
-    def _choose_settings(self) -> list[TuningResult]:
-        """Evaluate the candidate settings of each method to tune on validation classes, and choose the best."""
-        plan, state = self.plan, self.state
-        if not plan.methods.tuning_grids:
-            return []
+    sampler, sources = load_data_sources(plan.rows, plan.sampler, data)
+    tunings: list[TuningResult] = []
+    if plan.methods.tuning_grids:
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
-        if path is not None and path.exists() and not self.resume and self.group.rank == 0:
+        if path is not None and path.exists() and not resume and group.rank == 0:
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
-        tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
-        with closing(_RunProgress(self, tuning, prepared, path, "tune")) as progress:
-            scores = prepared.evaluate(tuning, self.group, progress.show, progress.earlier)
-        n_classes = len(prepared.row_pool.by_class.size)
-        grids = plan.methods.tuning_grids
-        means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
-        return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
-
-    def _summarize(self, scores: Mapping[str, EpisodeScores]) -> Evaluation:
-        """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
-        assert self.prepared is not None
-        assert self.run_progress is not None
-        prepared, settings = self.prepared, self.run_progress.settings
-        sampler, index, seed = prepared.sampler, prepared.row_pool.by_class, settings["seed"]
-        n_episodes = count_episodes([scores])
-        class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
-        varied = class_mask[:, sampler.n_base :]
-        class_names = [prepared.data.class_names[c] for c in prepared.class_ids.tolist()]
-        records = None
-        if settings.get("records"):
-            predicted = {name: score.predicted for name, score in scores.items()}
-            data = prepared.data
-            records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
-        return Evaluation(
-            summary=summarize(scores, sampler.shot, settings, varied),
-            tuning=self.tunings,
-            versions=get_package_versions(),
-            plugin_versions=prepared.plugin_versions,
-            data_hash=hash_class_rows(prepared.data.get_rows, prepared.row_pool.dataset_rows),
-            query_counts=queries,
-            correct_counts={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
-            class_mask=varied,
-            n_classes=len(index.size),
-            title=_format_title(settings, prepared, n_episodes),
-            notes=[*prepared.notes, *describe_duplicates(prepared.data, prepared.class_ids)],
-            by_class=compute_class_accuracies(scores, class_mask, class_names) if self.by_class else None,
-            records=records,
-        )
+        run = _EpisodeRun(*prepare_tuning(plan, sampler, sources), group, path, resume=resume, progress=progress)
+        tunings = run.choose_settings(plan.methods.tuning_grids)
+    plan = replace(plan, methods=plan.methods.add_tuned({tuning.best_method for tuning in tunings}))
+    prepared = prepare_evaluation(plan, sampler, sources)
+    prepared.notes.extend(map(str, tunings))
+    run, interrupted = _EpisodeRun(plan, prepared, group, state, resume=resume, progress=progress), False
+    try:
+        scores = run.score()
+    except KeyboardInterrupt:
+        if not run.finished:
+            raise
+        scores, interrupted = concatenate_batches(run.finished), True
+    return run.summarize(scores, tunings, by_class=by_class), interrupted
 
 
-class _RunProgress:
-    """The progress of a run: shows scores of finished episodes on a bar, stores them in a file, and resumes from it."""
+class _EpisodeRun:
+    """Scores methods on episodes: shows progress on a bar, stores scores in a state file, and resumes from it."""
 
     def __init__(
         self,
-        run: EvaluationRun,
         plan: EvaluationPlan,
         prepared: PreparedEvaluation,
+        group: ProcessGroup,
         path: Path | None,
-        name: str | None = None,
+        *,
+        resume: bool,
+        progress: ShowProgress | bool,
     ) -> None:
+        self.plan, self.prepared, self.group, self.path, self.progress = plan, prepared, group, path, progress
         self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
-        self.progress, self.group, self.path = run.progress, run.group, path
         self.description, n_episodes = describe_run_inputs(self.settings, prepared), plan.n_episodes
         self.finished: Sequence[Mapping[str, EpisodeScores]] = []
-        if path is not None and run.resume and path.exists():
+        if path is not None and resume and path.exists():
             self.finished = read_run_state(path, self.description)
             n_scored = count_episodes(self.finished)
             if n_episodes < n_scored:
@@ -284,13 +232,71 @@ class _RunProgress:
             batch_size = choose_batch_size(prepared.methods, prepared.row_pool.x)
             if n_scored < n_episodes and not is_batch_end(n_scored, batch_size):
                 self.finished = self.finished[:-1]
-        self.earlier = concatenate_batches(self.finished) if self.finished else None
         self.shown = self.saved = time.monotonic()
-        shown = self.group.rank == 0 and self.progress is True
-        initial = count_episodes(self.finished)
-        self.bar = progress_bar(total=n_episodes, desc=name, initial=initial, unit="episode", shown=shown)
 
-    def show(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
+    def score(self, name: str | None = None) -> dict[str, EpisodeScores]:
+        """Score the methods on all episodes that are not finished, with a bar called ``name``; return all scores."""
+        plan, prepared, pool = self.plan, self.prepared, self.prepared.row_pool
+        shown, initial = self.group.rank == 0 and self.progress is True, count_episodes(self.finished)
+        with progress_bar(total=plan.n_episodes, desc=name, initial=initial, unit="episode", shown=shown) as self.bar:
+            try:
+                return evaluate(
+                    pool.x,
+                    pool.by_class,
+                    prepared.methods,
+                    prepared.sampler,
+                    seed=plan.seed,
+                    n_episodes=plan.n_episodes,
+                    base=prepared.base,
+                    texts=prepared.texts,
+                    trained=prepared.trained,
+                    shape=prepared.data.shape if prepared.trained is None else None,
+                    group=self.group,
+                    progress=self._show,
+                    take=pool.read_rows,
+                    earlier=concatenate_batches(self.finished) if self.finished else None,
+                    keep_predictions=plan.save_predictions,
+                )
+            finally:
+                self._save()
+
+    def choose_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
+        """Score the candidate settings of each method, ``grids``, and compare them."""
+        scores, n_classes = self.score("tune"), len(self.prepared.row_pool.by_class.size)
+        means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
+        return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
+
+    def summarize(
+        self, scores: Mapping[str, EpisodeScores], tunings: Sequence[TuningResult], *, by_class: bool
+    ) -> Evaluation:
+        """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
+        prepared, settings, data = self.prepared, self.settings, self.prepared.data
+        sampler, index, seed = prepared.sampler, prepared.row_pool.by_class, self.plan.seed
+        n_episodes = count_episodes([scores])
+        class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
+        varied = class_mask[:, sampler.n_base :]
+        class_names = [data.class_names[c] for c in prepared.class_ids.tolist()]
+        records = None
+        if self.plan.save_predictions:
+            predicted = {name: score.predicted for name, score in scores.items()}
+            records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
+        return Evaluation(
+            summary=summarize(scores, sampler.shot, settings, varied),
+            tuning=tunings,
+            versions=get_package_versions(),
+            plugin_versions=prepared.plugin_versions,
+            data_hash=hash_class_rows(data.get_rows, prepared.row_pool.dataset_rows),
+            query_counts=queries,
+            correct_counts={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
+            class_mask=varied,
+            n_classes=len(index.size),
+            title=_format_title(settings, prepared, n_episodes),
+            notes=[*prepared.notes, *describe_duplicates(data, prepared.class_ids)],
+            by_class=compute_class_accuracies(scores, class_mask, class_names) if by_class else None,
+            records=records,
+        )
+
+    def _show(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
         """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
@@ -310,11 +316,6 @@ class _RunProgress:
         """Write the scores of the finished episodes to the state file."""
         if self.path is not None and self.group.rank == 0 and self.finished:
             write_run_state(self.path, self.description, self.finished)
-
-    def close(self) -> None:
-        """Close the progress bar, and save the scores of the finished episodes to the state file."""
-        self.bar.close()
-        self._save()
 
 
 def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
