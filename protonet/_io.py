@@ -79,7 +79,7 @@ def remove_temporary_files(folder: Path) -> None:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Lock the folder of the file ``path`` while it is written, sync it, and remove leftovers if no other writes."""
+    """Lock the folder of ``path`` during a write, then sync it; the last writer removes leftover temporary files."""
     if sys.platform == "win32":  # open files cannot be removed there, so removable files are leftovers
         _remove_temporary_files_of(path)
         yield

@@ -265,7 +265,7 @@ def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_tu
     onward = int(rows.basis[0, 0].abs().argmax())  # the direction nearest to the row with the constant slope
     factors = rows.factors[0]
     assert factors[onward] > factors[1 - onward] + 0.2
-    assert factors.abs().max() <= STEP_SIZE_SEARCH.max_log_factor
+    assert factors.abs().max() <= STEP_SIZE_SEARCH.max_log_step_factor
 
 
 @pytest.mark.parametrize("turning", [False, True])

@@ -46,7 +46,7 @@ class SuggestionConstants:
 class NovelClusterConstants:
     """Parameters of `cluster_unknown`; analysis/results/semi_supervised.md measures the clusters."""
 
-    max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
+    max_labelled_rows: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.
     distance_quantile: float = 0.8
     """Quantile of the distances between labelled rows of one class at which the dendrogram is cut."""
@@ -294,7 +294,7 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     training_set, pooled = solution.training_set, solution.semi_supervised
     if pooled is None or training_set.unlabelled is None or pooled.held_out_losses is None:
         return []
-    some, rows = training_set.pool_with_unlabelled_rows(NOVEL_CLUSTERS.max_labelled)
+    some, rows = training_set.pool_with_unlabelled_rows(NOVEL_CLUSTERS.max_labelled_rows)
     untrained = solution.selected._replace(views=select_semi_supervised_views(solution.selected.views, 1.0))
     with preserve_torch_state():
         network = fit_labelled_rows(training_set.rows, untrained)

@@ -120,7 +120,7 @@ class PartitionConstants:
 
     max_rows: int = 1024  #: Maximum number of rows: with more rows, the partition hardly matters.
     max_cosines: int = 2**18  #: Maximum number of rows times classes.
-    seed_step: int = 1009
+    seed_stride: int = 1009
     """Difference between the seeds of successive partitions. `protonet.fit.cross_validation` uses the seeds in
     between."""
     first_partition_tags: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
@@ -277,7 +277,7 @@ def _evaluate_repeats(
     few = len(first) > 1 and n <= PARTITION_LIMITS.max_rows and n * rows.num_classes <= PARTITION_LIMITS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
-        folds = split_training_rows(rows, PARTITION_LIMITS.seed_step * partition_index, search.folds)
+        folds = split_training_rows(rows, PARTITION_LIMITS.seed_stride * partition_index, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows

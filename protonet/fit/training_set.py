@@ -85,11 +85,11 @@ class TrainingSet:
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
-    def pool_with_unlabelled_rows(self, max_labelled: int) -> tuple[TrainingRows, Tensor]:
-        """Select at most ``max_labelled`` labelled rows; also return their features, then those of unlabelled rows."""
+    def pool_with_unlabelled_rows(self, max_labelled_rows: int) -> tuple[TrainingRows, Tensor]:
+        """Select up to ``max_labelled_rows`` labelled rows; also return their features and those of unlabelled rows."""
         assert self.unlabelled is not None
         n = len(self.rows.labels)
-        some = self.rows.select(torch.arange(0, n, -(-n // max_labelled)))  # rows are sorted by label
+        some = self.rows.select(torch.arange(0, n, -(-n // max_labelled_rows)))  # rows are sorted by label
         return some, torch.cat([some.features, self.unlabelled.features])
 
     def original_features(self, indices: Tensor) -> Tensor:

@@ -164,8 +164,8 @@ class ParameterBatch:
     ) -> None:
         """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
         step, (beta1, beta2) = self.step, self._get_betas(group)
-        slow_fraction = 0.0 if self.embedding else STEP_CONFIG.slow_fraction
-        correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
+        slow_mean_weight = 0.0 if self.embedding else STEP_CONFIG.slow_mean_weight
+        correction, scale = 1 - beta2**step, (1 - slow_mean_weight) / (1 - beta1 ** (step + 1))
         relative = correction * (STEP_CONFIG.min_relative_rms**2 + float(group["eps"]) ** 2)
         floors = [relative * size**2 + STEP_CONFIG.min_squared_rms for size in self.gradient_sizes]
         floor: float | Tensor = floors[0] if len(floors) == 1 else rotated.new_tensor(floors)[:, None, None]
@@ -180,7 +180,7 @@ class ParameterBatch:
             slow_mean = self.slow_mean.lerp_(
                 rotated, STEP_CONFIG.slow_mean_divisor / (step + STEP_CONFIG.slow_mean_divisor - 1)
             )
-            direction.add_(slow_mean, alpha=slow_fraction / scale)
+            direction.add_(slow_mean, alpha=slow_mean_weight / scale)
         direction.mul_((square + floor).rsqrt_())
         if self.side_blocks:
             factors, offset = self.factors[0].exp(), 0

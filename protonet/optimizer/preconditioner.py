@@ -87,7 +87,7 @@ def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tenso
     means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
     moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
     gain = (STEP_SIZE_SEARCH.direction_gain + STEP_SIZE_SEARCH.early_direction_gain / step) / bound
-    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE_SEARCH.max_log_factor, STEP_SIZE_SEARCH.max_log_factor)
+    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE_SEARCH.max_log_step_factor, STEP_SIZE_SEARCH.max_log_step_factor)
 
 
 def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
@@ -96,9 +96,9 @@ def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
     if min(rows, columns) < 2:
         return blocks
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
-        short = length <= min(PRECONDITIONER.max_side_length, PRECONDITIONER.max_ratio * other)
+        short = length <= min(PRECONDITIONER.max_side_length, PRECONDITIONER.max_aspect_ratio * other)
         if short and (not blocks or rows + columns <= PRECONDITIONER.max_side_sum):
-            count, unit = math.ceil(length / PRECONDITIONER.block_length), PRECONDITIONER.block_unit
+            count, unit = math.ceil(length / PRECONDITIONER.block_length), PRECONDITIONER.block_alignment
             ends = [round(length * index / count / unit) * unit for index in range(count)] + [length]
             blocks += [(axis, start, end - start) for start, end in pairwise(ends)]
     return blocks

@@ -14,9 +14,9 @@ class PreconditionerConfig:
     """Limits of the sides (rows, columns) of matrices that get eigenbases, and how often these are updated."""
 
     max_side_length: int = 512  #: Number of rows or columns above which a side gets no basis.
-    max_ratio: int = 8  #: Ratio of a side to the other one: above it, the longer side gets no basis.
+    max_aspect_ratio: int = 8  #: Ratio of a side to the other one: above it, the longer side gets no basis.
     block_length: int = 96  #: A longer side is split into blocks of about one length, each with its own basis.
-    block_unit: int = 16  #: Blocks start at multiples of this: products are a third faster than for length 85.
+    block_alignment: int = 16  #: Blocks start at multiples of this: products are a third faster than for length 85.
     max_side_sum: int = 400
     """Maximum sum of rows and columns if both sides get bases; otherwise, only one side gets them, columns first."""
     second_moment_decay: float = 0.98  #: Decay rate of the average of second moments, in [0, 1).
@@ -31,21 +31,21 @@ class StepConfig:
     """Weights of the gradient averages in a step, and limits of gradients, second moments and step lengths."""
 
     slow_mean_divisor: float = 6.0  #: The slow mean averages the last 1 / ``slow_mean_divisor`` of the steps.
-    slow_fraction: float = 0.5  #: Weight of the slow mean in a step; the rest is Adam's mean with Nesterov momentum.
+    slow_mean_weight: float = 0.5  #: Weight of the slow mean in a step; the rest is Adam's mean with Nesterov momentum.
     max_step: float = 0.1  #: Approximate maximum change of a weight in a step.
     #: Minimum root of a second moment, relative to the running RMS of gradients: limits steps along small gradients.
     min_relative_rms: float = 1e-2
     max_gradient_ratio: float = 10.0  #: Gradients are clipped at this multiple of their running RMS.
     min_squared_rms: float = 1e-30  #: Minimum of the squared running RMS, against division by zero.
     max_short_length: int = 256  #: Maximum length of vectors that are padded and stacked.
-    batch_elements: int = 2**18  #: Maximum elements of a batch; more would not fit in a CPU cache.
+    max_batch_elements: int = 2**18  #: Maximum elements of a batch; more would not fit in a CPU cache.
 
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
     """Settings of embeddings: tall matrices, most of whose rows have zero gradients in a batch, as rare tokens have."""
 
-    min_ratio: float = 1.5  #: Minimum ratio of rows to columns.
+    min_aspect_ratio: float = 1.5  #: Minimum ratio of rows to columns.
     min_zero_row_fraction: float = 0.25  #: Minimum fraction of rows with zero gradient, exclusive.
     rate_factor: float = 5.0  #: Step size, relative to other parameters.
     max_step: float = 0.03  #: Approximate maximum change of a weight in a step.
@@ -81,7 +81,7 @@ class StepSizeSearch:
     """Ratio of the root mean square of slopes to their mean absolute value, as of normal numbers."""
     direction_gain: float = 0.03  #: Change of the log step size factor of an eigenvector per step: this ...
     early_direction_gain: float = 0.3  #: ... plus this, divided by the number of steps.
-    max_log_factor: float = 1.15  #: Bound of the log factor of an eigenvector; factors differ at most tenfold.
+    max_log_step_factor: float = 1.15  #: Bound of the log factor of an eigenvector; factors differ at most tenfold.
     min_relative_slope: float = 1e-3  #: Slopes below this fraction of the block's largest are rounding errors.
     anneal_fraction: float = 0.45  #: Fraction of the steps, at the end, in which the step size falls linearly ...
     final_fraction: float = 1e-3  #: ... until this fraction of the steps remains: it never vanishes.

@@ -64,7 +64,7 @@ class Stepper:
             kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
             alike[layout, kind].append(index)
         for indices in alike.values():
-            count = max(1, STEP_CONFIG.batch_elements // max(states[index]["mean"].numel() for index in indices))
+            count = max(1, STEP_CONFIG.max_batch_elements // max(states[index]["mean"].numel() for index in indices))
             for start in range(0, len(indices), count):
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
@@ -72,7 +72,7 @@ class Stepper:
     def _create_state(self, index: int, gradient: Tensor) -> SliceState:
         """Create the state of the slice with this index; its first gradient shows whether it is an embedding."""
         p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
-        tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
+        tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_aspect_ratio * p.shape[1]
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_zero_row_fraction)
         return create_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 

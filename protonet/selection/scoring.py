@@ -33,7 +33,7 @@ class ViewWeightConstants:
     frequency_std: float = 0.5  #: Prior standard deviation of this factor.
     max_equal_log_frequency: float = 0.1
     """Log frequencies that are all nearer to their mean than this count as equal, in nats."""
-    max_tie: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
+    loss_tie_tolerance: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
     loss_scale: float = 0.15  #: Excess log-loss at which a view's weight is divided by e, in nats per row.
     min_total_loss_scale: float = 4.0  #: Minimum of this excess, in nats summed over all rows.
     weight_shrinkage: float = 10.0
@@ -307,7 +307,7 @@ def is_worse_by_one_error(
 ) -> bool:
     """Test whether losses (n,) exceed reference losses (n,) by more than one standard error of the mean difference.
 
-    The mean difference must also exceed ``WEIGHTING.max_tie``, in nats per row, since even two similar
+    The mean difference must also exceed ``WEIGHTING.loss_tie_tolerance``, in nats per row, since even two similar
     fits differ by that.
 
     Args:
@@ -321,7 +321,7 @@ def is_worse_by_one_error(
     """
     excess = losses - reference
     error = float(excess.std(correction=0)) / math.sqrt(len(excess))
-    return float(excess.mean()) > min(max_tolerated, max(WEIGHTING.max_tie, error)) + margin / len(excess)
+    return float(excess.mean()) > min(max_tolerated, max(WEIGHTING.loss_tie_tolerance, error)) + margin / len(excess)
 
 
 def select_simplest_within_one_error(losses: list[Tensor]) -> int:

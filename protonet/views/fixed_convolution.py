@@ -39,7 +39,7 @@ class FixedConvolutionConstants:
     max_dilations: int = 5  #: Maximum number of dilations of a series, powers of two up to its length.
     dilation_image_sides: tuple[int, ...] = (7, 14)
     """An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels."""
-    threshold_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
+    max_sampled_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
     responses_per_chunk: float = 2**19
     """Number of responses that are computed at once, so that they fit in the cache of a core."""
     max_responses: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
@@ -273,7 +273,7 @@ class KernelBank(InputMap):
         """Fit the thresholds to rows x (n, dim), images or series of ``width``; many rows are sampled."""
         dim = x.shape[1]
         x = x[_select_fitted_rows(x)]
-        sample = x[:: max(1, math.ceil(x.numel() / FIXED_CONVOLUTION.threshold_responses))]
+        sample = x[:: max(1, math.ceil(x.numel() / FIXED_CONVOLUTION.max_sampled_responses))]
         thresholds, kernels = [], fixed_kernels().to(x)
         for dilation in list_dilations(width, dim):
             taps = kernel_feature_indices(width, dim, dilation, 1).to(x.device)
