@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from protonet._text import plural
@@ -18,12 +17,10 @@ from protonet.ui.text import format_interval, to_percent
 
 MAX_CLASSES_SHOWN = 100  #: At most this many classes are shown, the hardest first; the JSON file has all.
 MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because their accuracies differ by chance.
-ACCURACY_QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
-HISTOGRAM_BARS = 40  #: The number of bars of a histogram.
 
 
 def format_evaluation_page(evaluation: Evaluation) -> str:
-    """Format an evaluation as an HTML page: tables, paired tests, accuracies by class and distributions."""
+    """Format an evaluation as an HTML page: tables, paired tests and accuracies by class."""
     summary = evaluation.summary
     methods, kinds, best = summary.methods, summary.interval_kinds, summary.methods_by_accuracy[0]
     rates = [method.accuracy for method in methods.values()]
@@ -67,7 +64,6 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         )
         or 1e-9,
         "shots": [f"{shot}-shot" for shot in methods[best].accuracy_by_shot],
-        "spreads": distributions_to_dicts(evaluation),
     }
     return format_document("episodes.html", evaluation.title, evaluation.to_dict(), "protonet.episodes", values)
 
@@ -124,18 +120,6 @@ def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
         row["halves"] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
         row["p_values"] = [format_p_value(pair.get_p_value(kind)) for kind in kinds]
         rows.append(row)
-    return rows
-
-
-def distributions_to_dicts(evaluation: Evaluation) -> list[dict[str, object]]:
-    """Compute histogram, mean, standard deviation and quantiles of each method's accuracies, the best method first."""
-    quantiles, rows = torch.tensor(ACCURACY_QUANTILES, dtype=torch.float64), []
-    for name in evaluation.summary.methods_by_accuracy:
-        values = evaluation.accuracies[name]
-        counts = (values * HISTOGRAM_BARS).long().clamp(max=HISTOGRAM_BARS - 1).bincount(minlength=HISTOGRAM_BARS)
-        deviation = f"{100 * float(values.std()):.1f}" if len(values) > 1 else ""
-        shown = {"name": name, "counts": counts.tolist(), "mean": float(values.mean()), "deviation": deviation}
-        rows.append(shown | {"quantiles": torch.quantile(values, quantiles).tolist()})
     return rows
 
 
