@@ -213,7 +213,7 @@ def evaluate_candidates(
     without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
-    progress(search.families[0].stage, 0.0)
+    progress(search.families[0].progress_name, 0.0)
     # Features of several kinds are in no order.
     if plan.ensemble_sizes and search.shifts and rows.column_indices is None:
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
@@ -234,7 +234,7 @@ def evaluate_candidates(
     times = [kind.relative_time for kind in search.families]
     for stage, kind in enumerate(search.families):
         if stage:  # the first stage is reported before shifts are detected
-            progress(kind.stage, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
+            progress(kind.progress_name, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
         evaluator.candidates += kind.candidates(evaluator)
         if evaluator.best_linear_losses is None:
             evaluator.best_linear_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses

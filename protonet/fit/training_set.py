@@ -225,7 +225,7 @@ def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
 
 
 @dataclass(frozen=True)
-class VariationThresholds:
+class CentringThresholds:
     """Thresholds of a column's standard deviation, relative to its mean, to centre it or treat it as constant."""
 
     max_ratio_centred: float = 1e-3
@@ -239,7 +239,7 @@ class VariationThresholds:
     do not change the order."""
 
 
-VARIATION_THRESHOLDS = VariationThresholds()
+CENTRING_THRESHOLDS = CentringThresholds()
 LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 #: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
@@ -440,11 +440,11 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     square = average((part - mean).square() for part in parts)
     ratio = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
     precision_limit = (
-        VARIATION_THRESHOLDS.max_ratio_constant_float32
+        CENTRING_THRESHOLDS.max_ratio_constant_float32
         if features.dtype == torch.float32
-        else VARIATION_THRESHOLDS.max_ratio_constant_float64
+        else CENTRING_THRESHOLDS.max_ratio_constant_float64
     )
-    far = (ratio > precision_limit) & (ratio < VARIATION_THRESHOLDS.max_ratio_centred)
+    far = (ratio > precision_limit) & (ratio < CENTRING_THRESHOLDS.max_ratio_centred)
     origin = torch.where(far, mean, 0.0).to(torch.float32)
     if not bool(far.any()):
         return features.to(torch.float32), origin
@@ -477,6 +477,6 @@ def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None
 
 
 def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
-    """Divide statistics (n,) by ``VARIATION_THRESHOLDS.rounding_step``, and round the quotients (n,) to integers."""
-    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / VARIATION_THRESHOLDS.rounding_step)
+    """Divide statistics (n,) by ``CENTRING_THRESHOLDS.rounding_step``, and round the quotients (n,) to integers."""
+    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / CENTRING_THRESHOLDS.rounding_step)
     return rounded

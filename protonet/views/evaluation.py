@@ -230,7 +230,7 @@ class ViewFamily(Protocol):
     The fields of an implementation are the hyperparameters that model selection evaluates.
     """
 
-    stage: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
+    progress_name: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
     relative_time: ClassVar[float] = 1.0  #: Time of the evaluation relative to other families, for progress bars.
 
     @classmethod

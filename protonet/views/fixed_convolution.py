@@ -118,7 +118,7 @@ class FixedConvolutionFamily(ViewFamily):
     """
 
     ridges: tuple[float, ...] = CONVOLUTION_RIDGES
-    stage: ClassVar[str] = "convolution views"
+    progress_name: ClassVar[str] = "convolution views"
 
     @classmethod
     def for_effort(cls, effort: str) -> FixedConvolutionFamily:

@@ -119,7 +119,7 @@ class ForestFamily(ViewFamily):
     """A forest grown from the rows and, for series and images, a forest grown from shifted copies, too."""
 
     max_trees: int = 200
-    stage: ClassVar[str] = "forests"
+    progress_name: ClassVar[str] = "forests"
 
     @classmethod
     def for_effort(cls, effort: str) -> ForestFamily:

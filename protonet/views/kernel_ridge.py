@@ -134,7 +134,7 @@ class KernelRidgeFamily(ViewFamily):
     view_specs: tuple[KernelRidgeSpec, ...] = KERNEL_RIDGE_SPECS
     bandwidths: tuple[float, ...] = KERNEL_BANDWIDTHS
     ridge_penalties: tuple[float, ...] = KERNEL_RIDGE_PENALTIES
-    stage: ClassVar[str] = "kernel ridge views"
+    progress_name: ClassVar[str] = "kernel ridge views"
     relative_time: ClassVar[float] = 3.0
 
     @classmethod

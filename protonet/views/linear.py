@@ -235,7 +235,7 @@ class LinearFamily(ViewFamily):
     """Linear views of all scalings for which there are enough training rows, the simplest first."""
 
     scalings: tuple[str, ...] = FEATURE_SCALINGS
-    stage: ClassVar[str] = "linear views"
+    progress_name: ClassVar[str] = "linear views"
 
     def without_validation(self) -> LinearFamily:
         """Return a family of the scalings that can be fitted to one row per class."""

@@ -251,7 +251,7 @@ class MLPFamily(ViewFamily):
     step_counts: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
     max_work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
     training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
-    stage: ClassVar[str] = "MLP views"
+    progress_name: ClassVar[str] = "MLP views"
     relative_time: ClassVar[float] = 3.0
 
     @classmethod

@@ -246,7 +246,7 @@ class TabularTransformerFamily(ViewFamily):
     """A tabular transformer view, which is evaluated if the rows are those of a small table."""
 
     passes: int = 2  #: Number of passes of the transformer, each with other class codes.
-    stage: ClassVar[str] = "tabular transformer"
+    progress_name: ClassVar[str] = "tabular transformer"
 
     @classmethod
     def for_effort(cls, effort: str) -> TabularTransformerFamily:

@@ -55,7 +55,7 @@ class ToyFamily(ViewFamily):
     """Toy views of some powers."""
 
     powers: tuple[float, ...] = (1.0, 2.0)
-    stage: ClassVar[str] = "toy views"
+    progress_name: ClassVar[str] = "toy views"
 
     def without_validation(self) -> None:
         """Return nothing."""
