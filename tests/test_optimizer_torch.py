@@ -167,6 +167,9 @@ import sys
 import torch
 import torch.distributed as dist
 from custom_optimizer import CustomOptimizer
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 child = os.fork()
 rank = int(child > 0)
@@ -178,9 +181,6 @@ if child:
     assert os.waitpid(child, 0)[1] == 0
 """
 REPLICATED = """
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
 torch.manual_seed(rank)  # rank 0's weights are sent to rank 1; rows stay apart
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3))
 start = model.module.weight.detach().clone()
@@ -207,7 +207,6 @@ else:
 #: One optimizer has all parameters, the other one is divided. A NaN in one parameter is seen by its owner alone.
 DIVIDED = """
 import copy
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)

@@ -15,12 +15,10 @@ from analysis.__main__ import main
 from analysis.pretrained.measure import (
     CLASS_CODES_METHOD,
     LOGISTIC,
-    NEAREST,
     SETFIT,
     TFIDF,
     ItemDataset,
     list_data_sets,
-    list_methods,
     read_items,
     split_items,
 )
@@ -91,22 +89,6 @@ def test_a_split_judges_no_row_that_it_learns_from() -> None:
     for part in parts.values():
         np.testing.assert_array_equal(part.test_rows, parts[0].test_rows)
     assert set(split_items(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
-
-
-def test_every_kind_of_data_set_has_its_methods() -> None:
-    methods = ["words", "efficientnet", "none"]
-    assert list_methods("text", 0, methods, setfit=True) == ["words", NEAREST]
-    assert list_methods("text", 5, methods, setfit=True) == [
-        "words",
-        "none",
-        CLASS_CODES_METHOD,
-        LOGISTIC,
-        TFIDF,
-        SETFIT,
-    ]
-    assert list_methods("picture", 0, methods, setfit=False) == []
-    assert list_methods("picture", 5, methods, setfit=True) == ["efficientnet", "none", LOGISTIC]
-    assert list_methods("text", 5, ["none"], setfit=False) == ["none", TFIDF]
 
 
 @needs_words

@@ -308,20 +308,6 @@ def test_a_list_has_its_hash() -> None:
         assert known.sha256 in format_class_lists(), name
 
 
-def test_lists_of_related_benchmarks_agree() -> None:
-    assert set(LISTS["cifar-fs"].side_of) == set(LISTS["fc100"].side_of)
-    synsets = set(LISTS["meta-ilsvrc-2012"].side_of)
-    assert len(synsets) == 1000
-    assert set(LISTS["mini-imagenet"].side_of) < synsets
-    assert set(LISTS["tiered-imagenet"].side_of) < synsets
-    assert set(LISTS["cub"].side_of) == set(LISTS["meta-cu-birds"].side_of)
-    rule = {
-        name: "base" if index % 2 == 0 else "validation" if index % 4 == 1 else "novel"
-        for index, name in enumerate(sorted(LISTS["cub"].side_of))
-    }
-    assert rule == LISTS["cub"].side_of
-
-
 def test_groups_of_imagenet_equal_a_search() -> None:
     names = LISTS["meta-ilsvrc-2012"].validation
     children = {node: below.split() for node, below in LISTS["meta-ilsvrc-2012"].children.items()}
