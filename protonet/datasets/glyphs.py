@@ -60,6 +60,8 @@ class GlyphJitter:
 
 GLYPH_RENDERING, GLYPH_JITTER = GlyphRendering(), GlyphJitter()
 SPLIT_SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
+MIN_FACES = 8  #: Characters that fewer font faces have are left out.
+JITTER_SEED = 0  #: The seed of the jitter.
 MIN_ALPHABET_SIZE = 20  #: Alphabets of fewer characters are pooled into one alphabet.
 #: Alphabets of characters other than letters: the first code point of each range, and the alphabet of its characters.
 SYMBOL_BLOCKS = [
@@ -80,23 +82,19 @@ class FontFace(NamedTuple):
     characters: frozenset[str]  #: The characters that the font has glyphs for.
 
 
-def load_glyphs(
-    *, characters: Iterable[str] | None = None, copies: int = 1, min_faces: int = 8, seed: int = 0
-) -> Dataset:
+def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> Dataset:
     """Load a data set of printed characters: images of each character in every font face that has it.
 
     Images are rendered at the first call and read from a cached file later. The cache is the folder
     ``$PROTONET_CACHE``; if this is not set, the folder ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     A character is left out if its images are blank, or if it looks exactly like an earlier character (as Greek and
-    Cyrillic A do). An image depends only on its character, font face, copy and seed, not on other images.
+    Cyrillic A do). An image depends only on its character, font face and copy, not on other images.
 
     Args:
         characters: The classes to keep; None for all letters, numbers, punctuation and symbols.
         copies: Images per font face and character, >= 1, each distorted by another random affine map (jitter): up to 12
             degrees of rotation, 15 % of scale and shear, and 2 pixels of shift.
-        min_faces: Characters that fewer font faces have are left out, >= 1.
-        seed: The seed of the jitter, >= 0.
 
     Returns:
         A data set of rows of 28 * 28 grey values in [0, 1], ink being 1, with one class per character. The classes are
@@ -105,29 +103,28 @@ def load_glyphs(
 
     Raises:
         MissingPackageError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
-        InputTypeError: A count or the seed is not a number.
-        InputError: A count is out of range, or fewer than two characters are in enough font faces.
+        InputTypeError: ``copies`` is not a number.
+        InputError: ``copies`` is below 1, or fewer than two characters are in enough font faces.
     """
     copies = check_int("copies", copies, low=1)
-    min_faces = check_int("min_faces", min_faces, low=1)
-    seed = check_int("seed", seed, low=0)
     faces = list_font_faces()
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
-    chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
+    chosen = sorted(c for c in known if counts[c] >= MIN_FACES and unicodedata.category(c)[0] in "LNPS")
 
     def render() -> LabelledPictures:
-        images, labels = _render_characters(chosen, faces, copies, seed)
+        images, labels = _render_characters(chosen, faces, copies)
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
             got = f"{len(names)} of {len(set(known))}"
-            remedy = "Pass more characters or a smaller min_faces."
-            raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
+            raise_input_error(
+                "characters", f"hold at least 2 that {MIN_FACES} faces draw", got, "Pass more characters."
+            )
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
         return LabelledPictures(images, labels).split(side_of)
 
     paths = [face.path for face in faces]
-    settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, seed])
+    settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, JITTER_SEED])
     variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
     root, size = paths[0].parent, GLYPH_RENDERING.image_side
     data = load_pictures(
@@ -179,7 +176,7 @@ def list_font_faces() -> list[FontFace]:
 
 
 def _render_characters(
-    characters: Iterable[str], faces: list[FontFace], copies: int, seed: int
+    characters: Iterable[str], faces: list[FontFace], copies: int
 ) -> tuple[list[np.ndarray], list[str]]:
     """Draw each character in every font face that has it; return distorted images (28, 28) uint8, and characters."""
     with optional_packages():
@@ -199,7 +196,7 @@ def _render_characters(
         seen.add(look)
         for path, image in drawn:
             for copy in range(copies):
-                entropy = [seed, copy, ord(character), *path.name.encode()]
+                entropy = [JITTER_SEED, copy, ord(character), *path.name.encode()]
                 images.append(255 - _distort_image(image, np.random.default_rng(entropy)))
                 labels.append(character)
     return images, labels

@@ -227,7 +227,6 @@ def test_blanks_lookalikes_and_rare_characters_are_left_out() -> None:
     assert data.class_names == ("A", "B", "C")
     arabic = "\N{ARABIC LETTER BEH}\N{ARABIC LETTER SEEN}"  # in few faces
     assert load_glyphs(characters="AB" + arabic).class_names == ("A", "B")
-    assert load_glyphs(characters="AB" + arabic, min_faces=2).num_classes == 4
 
 
 def test_an_image_depends_on_its_sample_alone(some: Dataset, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,8 +238,6 @@ def test_an_image_depends_on_its_sample_alone(some: Dataset, cache: Path, capsys
     written = path.stat().st_mtime_ns
     assert torch.equal(load_glyphs(characters="βx").x, few.x)  # from the cache
     assert path.stat().st_mtime_ns == written
-    assert not torch.equal(rows_of(load_glyphs(characters="xβ", seed=1), "β"), rows_of(few, "β"))
-    assert len(list(cache.iterdir())) == 2
     assert capsys.readouterr().err == ""
 
 
@@ -282,9 +279,7 @@ def test_errors_of_glyphs() -> None:
         ({"characters": "a"}, ValueError, "`characters` must hold at least 2 that 8 faces draw; got 1 of 1"),
         ({"characters": ""}, ValueError, "`characters` must hold at least 2"),
         ({"copies": 0}, ValueError, "`copies` must be a whole number >= 1; got 0"),
-        ({"min_faces": 0}, ValueError, "`min_faces` must be a whole number >= 1; got 0"),
-        ({"seed": -1}, ValueError, "`seed` must be a whole number >= 0; got -1"),
-        ({"seed": "x"}, TypeError, "`seed` must be a whole number >= 0; got 'x'"),
+        ({"copies": "x"}, TypeError, "`copies` must be a whole number >= 1; got 'x'"),
     ]
     for change, error, message in cases:
         with pytest.raises(error, match=f"^{message}"):

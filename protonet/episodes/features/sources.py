@@ -108,9 +108,7 @@ def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = N
     return sampler, DataSources(data, base, trained, is_trained_on_data)
 
 
-def load_source(
-    text: str | Path, *, split_seed: int | None = None, label: str = "label", image_size: int | None = None
-) -> Dataset:
+def load_source(text: str | Path, *, split_seed: int | None = None, image_size: int | None = None) -> Dataset:
     """Load a data set by name or path.
 
     Args:
@@ -125,12 +123,11 @@ def load_source(
               `load_benchmark`;
             - the path of an NPZ file, ``*.npz``: `load_npz`;
             - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
-            - the path of a table, ``*.csv``: `load_csv`;
+            - the path of a table, ``*.csv``, with a column ``label``: `load_csv`;
             - a folder of images by class, ``<root>/CLASS/*.png``: grey, at 28 x 28 pixels; with an ``image_size`` in
               colour, like ``PICTURE_LOCATORS``;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
         split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for no split.
-        label: The column of a table that holds the classes.
         image_size: Pixels per side to resize pictures to; None for the sizes above, or the sizes that the authors use.
 
     Returns:
@@ -146,7 +143,7 @@ def load_source(
     if image_size is not None and image_size > MAX_IMAGE_SIZE:
         got = f"{image_size}"
         raise_input_error("image_size", f"be at most {MAX_IMAGE_SIZE}", got, "Pass a number of pixels such as 84.")
-    data = _load_by_name(text, label, image_size)
+    data = _load_by_name(text, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
         raise_input_error("image_size", "come with pictures to resize", got, "Leave it out.")
@@ -179,7 +176,7 @@ def load_base_dataset(text: str, *, dim: int, image_size: int | None = None) -> 
     ``text`` is a name or path as in `load_source`.
     """
     with renamed_arguments(text="base", path="base"):
-        data = _load_by_name(text, "label", image_size)
+        data = _load_by_name(text, image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         raise_input_error("base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
@@ -203,7 +200,7 @@ def load_class_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tens
         InputError: The data set cannot be loaded, has another number of features, or lacks a class.
     """
     with renamed_arguments(text="texts", path="texts"):
-        data = _load_by_name(text, "label")
+        data = _load_by_name(text)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         remedy = "Pass texts of the images' backbone."
@@ -233,7 +230,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_IMAGE_SIZE)
 
 
-def _load_by_name(text: str, label: str, image_size: int | None = None) -> Dataset:
+def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
     """Load a data set by name or path, without a random split; arguments are as in `load_source`."""
     kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
@@ -250,7 +247,7 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
     if path.suffix.lower() == ".npz":
         return datasets.load_npz(path)
     if path.suffix.lower() == ".csv":
-        return datasets.load_csv(path, label=label)
+        return datasets.load_csv(path)
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     pictures = locate_pictures(text)

@@ -43,8 +43,8 @@ def test_names_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("a.npz", x=np.eye(8), y=list("abcdefgh"))
     data = load_source("a.npz", split_seed=3)
     assert (data.memory_map is not None, Counter(data.sides)) == (True, {"base": 5, "validation": 1, "novel": 2})
-    Path("a.csv").write_text("kind,v\nx,1\ny,2\n")
-    assert load_source("a.csv", label="kind").x.tolist() == [[1], [2]]
+    Path("a.csv").write_text("label,v\nx,1\ny,2\n")
+    assert load_source("a.csv").x.tolist() == [[1], [2]]
     Path("output.plk").write_bytes(pickle.dumps({0: [np.zeros(3)], 1: [np.ones(3)]}))
     assert load_source("output.plk").x.tolist() == [[0, 0, 0], [1, 1, 1]]
     assert load_base_dataset("output.plk", dim=3).num_classes == 2
