@@ -168,8 +168,7 @@ def load_features(path: str | Path) -> Dataset:
 
             - a pair of features and labels;
             - a dictionary with a key of ``FEATURE_KEYS``, a key of ``LABEL_KEYS`` and perhaps the key ``split``;
-            - a dictionary from classes to their rows, such as ``output.plk`` of S2M2 and PT-MAP;
-            - a list of four, whose third entry is such a dictionary, as LaplacianShot writes it.
+            - a dictionary from classes to their rows, such as ``output.plk`` of S2M2 and PT-MAP.
 
     Returns:
         A data set of the rows, flattened and not scaled. Integer classes are numbered in ascending order.
@@ -224,8 +223,6 @@ FEATURE_READERS: Mapping[str, Callable[[Path], LabelledArrays]] = {
 
 def _extract_arrays(path: Path, content: object) -> LabelledArrays:
     """Extract features and labels from ``content``, the object in a file, in any form that `load_features` lists."""
-    if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
-        content = content[2]  # LaplacianShot: the other entries are means and scores
     if isinstance(content, (list, tuple)) and len(content) == 2:
         return LabelledArrays(_to_array(path, content[0]), _to_array(path, content[1]))
     if not isinstance(content, dict):

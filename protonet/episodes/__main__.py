@@ -278,7 +278,7 @@ def _run_evaluations(
                 seed=options.seed,
                 device=options.device,
             )
-            members.append(SuiteMember(dataset, shot, plan))
+            members.append(SuiteMember(shot, plan))
     if is_one:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
         return

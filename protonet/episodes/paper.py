@@ -53,7 +53,6 @@ def run_paper(options: argparse.Namespace) -> None:
     folder = options.output
     members = [
         SuiteMember(
-            options.dataset,
             shot,
             EvaluationPlan(
                 rows=rows,

@@ -63,7 +63,6 @@ FORMS: dict[str, tuple[str, Callable[[Path, Any], object], Any, bool]] = {
     "torch, by name": (".pth", save_torch, NAMED, False),
     "torch, by class": (".pt", save_torch, {label: list(rows) for label, rows in TENSORS.items()}, True),
     "pickle of S2M2": (".plk", save_pickle, collections.defaultdict(list, LISTS), True),
-    "pickle of LaplacianShot": (".plk", save_pickle, [X.mean(0), -1, BY_CLASS, {3: [None]}], True),
     "pickle of TIM": (".plk", save_pickle, TIM, False),
     "pickle of tensors by class": (".pickle", save_pickle, {torch.tensor(c): x for c, x in TENSORS.items()}, True),
     "pickle, a pair": (".pkl", save_pickle, [X.tolist(), Y.tolist()], False),

@@ -12,7 +12,7 @@ from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.evaluate import check_methods
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.run import ShowProgress, evaluate_plan
+from protonet.episodes.evaluation.run import evaluate_plan
 from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
@@ -57,7 +57,7 @@ def evaluate_dataset(
     tune: Sequence[str] = (),
     against: str | None = None,
     device: str = "cpu",
-    progress: bool | ShowProgress = False,
+    progress: bool = False,
 ) -> Evaluation:
     """Evaluate few-shot methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
 
@@ -85,8 +85,7 @@ def evaluate_dataset(
             validation classes are evaluated as a further method.
         against: The method that all other methods are compared with; None to compare all pairs of methods.
         device: The device on which rows are embedded, classified and scored.
-        progress: True for a progress bar on terminals; or a function to call with the numbers of finished and of all
-            episodes.
+        progress: Whether to show a progress bar on terminals.
 
     Returns:
         The results: ``methods`` has accuracies with intervals by name, ``summary.comparisons`` the paired tests, and
@@ -107,9 +106,7 @@ def evaluate_dataset(
     if isinstance(data, Dataset) and split_seed is not None:
         remedy = "Pass split_classes(data, seed) instead."
         raise_input_error("split_seed", "be left out for a data set in memory", split_seed, remedy)
-    if progress not in (True, False) and not callable(progress):
-        remedy = "Pass True."
-        raise_input_error("progress", "be a bool or a function", type(progress).__name__, remedy, kind=InputTypeError)
+    check_type("progress", progress, bool, "True or False")
     if isinstance(tune, str):
         raise_input_error("tune", "be a list of texts", repr(tune), f"Pass [{tune!r}].", kind=InputTypeError)
     n_episodes = check_int("n_episodes", n_episodes, low=1)

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,6 @@ STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 RESUMABLE_SETTING_CHANGES = ("against", "max_episodes")
 PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
 STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
-#: A function that is called with the number of finished episodes and the number of all episodes.
-ShowProgress = Callable[[int, int], None]
 
 
 def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
@@ -165,7 +163,7 @@ def evaluate_plan(
     state: Path | None = None,
     resume: bool = False,
     data: Dataset | None = None,
-    progress: ShowProgress | bool = True,
+    progress: bool = True,
     by_class: bool = False,
 ) -> tuple[Evaluation, bool]:
     """Choose settings of methods on validation classes, then evaluate all methods.
@@ -176,7 +174,7 @@ def evaluate_plan(
         state: The state file, as in `run_evaluation`.
         resume: Whether to continue from the state file.
         data: The data set, if it is already in memory.
-        progress: Whether to show a bar, or a function to call.
+        progress: Whether to show a bar.
         by_class: Whether to compute accuracies by class, too.
 
     Returns:
@@ -216,7 +214,7 @@ class _EpisodeRun:
         path: Path | None,
         *,
         resume: bool,
-        progress: ShowProgress | bool,
+        progress: bool,
     ) -> None:
         self.plan, self.prepared, self.group, self.path, self.progress = plan, prepared, group, path, progress
         self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
@@ -237,7 +235,7 @@ class _EpisodeRun:
     def score(self, name: str | None = None) -> dict[str, EpisodeScores]:
         """Score the methods on all episodes that are not finished, with a bar called ``name``; return all scores."""
         plan, prepared, pool = self.plan, self.prepared, self.prepared.row_pool
-        shown, initial = self.group.rank == 0 and self.progress is True, count_episodes(self.finished)
+        shown, initial = self.group.rank == 0 and self.progress, count_episodes(self.finished)
         with progress_bar(total=plan.n_episodes, desc=name, initial=initial, unit="episode", shown=shown) as self.bar:
             try:
                 return evaluate(
@@ -304,10 +302,7 @@ class _EpisodeRun:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {format_mean(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
-        n_scored = count_episodes(batches)
-        self.bar.update(n_scored - self.bar.n)
-        if callable(self.progress) and self.group.rank == 0:
-            self.progress(n_scored, self.settings["max_episodes"])
+        self.bar.update(count_episodes(batches) - self.bar.n)
         if now - self.saved > STATE_SAVE_INTERVAL_SECONDS:
             self._save()
             self.saved = time.monotonic()

@@ -53,11 +53,15 @@ EPISODE_SETTING_NAMES = (
 class SuiteMember:
     """One evaluation of a suite, of one data set and one number of shots, before it is run."""
 
-    dataset: str  #: The data set, as the command line names it.
     shot: str  #: The number of shots, as the command line has it; "" if the protocol draws it for each episode.
     plan: EvaluationPlan  #: The settings of the evaluation.
     #: The files to write for this evaluation alone, by kind, see `run_evaluation`.
     outputs: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> str:
+        """The data set, as the command line names it."""
+        return self.plan.rows.dataset
 
     @property
     def name(self) -> str:

@@ -98,12 +98,6 @@ def test_a_fixed_split_with_tuning(command: Command) -> None:
     )
 
 
-def test_progress_is_reported() -> None:
-    calls: list[tuple[int, int]] = []
-    evaluate_dataset("x.npz", ["protonet"], EASY, n_episodes=20, progress=lambda *counts: calls.append(counts))
-    assert calls == [(1, 20), (4, 20), (16, 20), (20, 20)]
-
-
 untyped: Any = episodes  #: For calls with arguments of wrong types.
 X, Y = torch.randn(20, 3), torch.arange(20) % 4
 
@@ -122,7 +116,7 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         (("x.npz", names, EASY), {"side": "test"}, "`side` must be one of .*; got 'test'"),
         (("x.npz", names, EASY), {"split_seed": 0}, "`split_seed` must be left out"),
         (("x.npz", names, EASY), {"tune": "ridge"}, "`tune` must be a list of texts"),
-        (("x.npz", names, EASY), {"progress": 3}, "`progress` must be a bool or a function"),
+        (("x.npz", names, EASY), {"progress": 3}, "`progress` must be True or False"),
         (("x.npz", names, EASY), {"test_data": "x.npz"}, "`config` must be a FixedSplit"),
         (("x.npz", names), {"normalize": "L2"}, "`normalize` must be one of l2"),
         (("absent.npz", names), {}, "no such file|`path` must be"),
