@@ -39,7 +39,7 @@ from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_IMAGE_SIZE, load_source, locate_pictures
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
-from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.plugins import PLUGIN_PATTERN, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import hash_class_rows
 from protonet.errors import optional_packages, raise_input_error
@@ -307,7 +307,7 @@ def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
         got = f"`{'texts' if options.texts else 'weights'}` with {path}"
         raise_input_error("backbone", "be another than a checkpoint of ours, to take this", got, "Leave it out.")
     data = load_source(options.data, image_size=options.image_size)
-    encoder, shape = load_encoder(path, dim=data.x.shape[1]).to(device), None
+    encoder, shape = load_trained_encoder(path, dim=data.x.shape[1]).encoder.to(device), None
     if options.maps:
         convolutions = select_convolutions(encoder)
         if convolutions is None:

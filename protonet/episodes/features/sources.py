@@ -97,7 +97,7 @@ def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = N
     if rows.encoder is None:
         return sampler, DataSources(data, base, None, is_trained_on_data=False)
     with renamed_arguments(path="encoder"):
-        trained = load_trained_encoder(rows.encoder, torch.clone, dim=dim)
+        trained = load_trained_encoder(rows.encoder, dim=dim)
     training = trained.plan
     is_trained_on_data = is_same_source(training.dataset, rows.dataset)
     if is_trained_on_data and training.split_seed != rows.split_seed:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protonet._io import write_atomically
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.samplers.batch import TrainedEncoder
-from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
@@ -81,17 +80,16 @@ def split_encoder_and_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor
     return encoder, select_by_prefix(tensors, HEAD_WEIGHTS_PREFIX)
 
 
-def load_trained_encoder(path: str | Path, read_rows: RowReader, *, dim: int | None = None) -> TrainedEncoder:
+def load_trained_encoder(path: str | Path, *, dim: int | None = None) -> TrainedEncoder:
     """Load the encoder and the head of a checkpoint, with the weights that were best on the validation classes.
 
     Args:
         path: The checkpoint file.
-        read_rows: Reads the rows before their embedding by index, for methods that adapt the encoder.
         dim: The number of input features that the encoder must have; None for any number.
 
     Returns:
-        The encoder, the head, the settings of training and ``read_rows``. Both modules are in evaluation mode, on the
-        CPU, without gradients.
+        The encoder, the head and the settings of training, not yet connected to rows. Both modules are in evaluation
+        mode, on the CPU, without gradients.
 
     Raises:
         InputError: As in `read_checkpoint`; or the encoder is for another number of features.
@@ -108,9 +106,4 @@ def load_trained_encoder(path: str | Path, read_rows: RowReader, *, dim: int | N
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_way)
     head.load_state_dict(of_head)
-    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, read_rows)
-
-
-def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
-    """Load only the encoder of a checkpoint; arguments, state and errors are as in `load_trained_encoder`."""
-    return load_trained_encoder(path, torch.clone, dim=dim).encoder
+    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, torch.clone)

@@ -35,7 +35,7 @@ from protonet.episodes.networks.backbones import measure_batch_norm
 from protonet.episodes.networks.checkpoints import (
     BEST_WEIGHTS_PREFIX,
     HEAD_WEIGHTS_PREFIX,
-    load_encoder,
+    load_trained_encoder,
     read_checkpoint,
     select_by_prefix,
     split_encoder_and_head,
@@ -341,7 +341,7 @@ def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
         constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
         got, remedy = f"{before.backbone} and {before.dim}", "Pass another file or `backbone`."
         raise_input_error("start", constraint, got, remedy)
-    return load_encoder(plan.start)
+    return load_trained_encoder(plan.start).encoder
 
 
 def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> None:

@@ -19,7 +19,7 @@ from protonet.datasets.pictures import open_picture
 from protonet.embeddings.pictures.files import embed_pictures
 from protonet.episodes.features.extract import get_class_words, select_convolutions
 from protonet.episodes.features.sources import load_source
-from protonet.episodes.networks.checkpoints import load_encoder
+from protonet.episodes.networks.checkpoints import load_trained_encoder
 from tests.datasets.trees import CLASSES, make_cache, make_csv, make_folders, paint
 from tests.embeddings.cases import write_folders
 from tests.embeddings.pictures.test_files import Small, export, write_onnx
@@ -87,7 +87,7 @@ def test_rows_by_an_encoder_of_ours(command: Command) -> None:
     line = "a.npz: 72 rows of 128 features, 9 classes"
     assert line in command("extract tiny.npz --backbone mlp.safetensors -o a.npz")
     extracted, raw = load_npz("a.npz"), load_source("tiny.npz")
-    assert torch.equal(extracted.x, load_encoder("mlp.safetensors")(raw.x.float()))
+    assert torch.equal(extracted.x, load_trained_encoder("mlp.safetensors").encoder(raw.x.float()))
     assert (extracted.class_names, extracted.sides) == (raw.class_names, raw.sides)
     assert torch.equal(extracted.y, raw.y)
     few = "--way 2 --query 3 --episodes 20 --method protonet"

@@ -35,7 +35,6 @@ from protonet.episodes.networks.backbones import (
 from protonet.episodes.networks.checkpoints import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_VERSION,
-    load_encoder,
     load_trained_encoder,
     read_checkpoint,
     write_checkpoint,
@@ -310,13 +309,13 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
-    encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
+    encoder = load_trained_encoder(write(tmp_path / "x.safetensors"), dim=8).encoder
     assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
-    assert load_trained_encoder(tmp_path / "x.safetensors", torch.clone).plan == make_plan(dim=8)
+    assert load_trained_encoder(tmp_path / "x.safetensors").plan == make_plan(dim=8)
     assert not encoder.training
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):
-        load_encoder(tmp_path / "x.safetensors", dim=9)
+        load_trained_encoder(tmp_path / "x.safetensors", dim=9)
 
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -329,7 +328,7 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "list", {CHECKPOINT_FORMAT: "[1]"})
     for name in ("truncated", "empty", "text", "foreign", "other", "list", "missing", "."):
         with pytest.raises(ValueError, match=r"^`path` must be a checkpoint of .*; got /.*\) *\. Pass"):
-            load_encoder(tmp_path / name)
+            load_trained_encoder(tmp_path / name)
 
 
 def test_checkpoints_of_other_versions_are_refused(tmp_path: Path) -> None:

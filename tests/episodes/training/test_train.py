@@ -25,7 +25,7 @@ from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import embed_rows_in_batches, make_backbone
-from protonet.episodes.networks.checkpoints import load_encoder, load_trained_encoder, read_checkpoint, select_by_prefix
+from protonet.episodes.networks.checkpoints import load_trained_encoder, read_checkpoint, select_by_prefix
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
@@ -88,7 +88,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     step, accuracy, half_width = read(path)[1]["best"]
     plan = TrainingPlan(**read(path)[1]["plan"])
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
-    encoder = load_encoder(path)
+    encoder = load_trained_encoder(path).encoder
     side = select_split_side("data", make_data(), "validation")
     assert score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup()) == (step, accuracy, half_width)
     line = capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     path = train(f"--objective {objective} --way 2 --log log --steps 2 --shot {2 if objective == 'prototypes' else 1}")
     validation = load_source("tiny.npz")
     index = index_classes(validation.y).select_classes(torch.tensor([3, 5]))
-    trained = load_trained_encoder(path, validation.get_rows, dim=64)
+    trained = load_trained_encoder(path, dim=64)._replace(take=validation.get_rows)
     x = embed_rows_in_batches(trained.encoder, validation.get_rows, torch.arange(72))
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
