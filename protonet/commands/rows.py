@@ -237,7 +237,7 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
         if not equals:
             remedy = f"Pass for example {text or 'NAME'}=category."
             raise_input_error("column_type", "be NAME=TYPE", repr(text), remedy)
-        types[name] = check_known_name("column_type", column_type, COLUMN_TYPES)
+        types[name.strip()] = check_known_name("column_type", column_type, COLUMN_TYPES)
     return types
 
 

@@ -276,7 +276,8 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
     """Describe cells of other types or spellings than in training, in notes for the user.
 
     Raises:
-        InputError: More cells of a column are invalid than `FittedColumn.max_invalid_fraction` allows.
+        InputError: A larger fraction of the cells of a column, and of its distinct cells, is invalid than
+            `FittedColumn.max_invalid_fraction` allows. A single placeholder, such as 0 for no date, may be frequent.
     """
     notes, invalid_cells = [], defaultdict[str, dict[str, tuple[int, str]]](dict)  # by reason and column
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
@@ -289,7 +290,8 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
         row, n_others = int(np.argmax(invalid)), int(invalid.sum()) - 1
         position = table.position_format.format(block.positions[row])
         first = f"{str(cells[row])[:50]!r} in {name}, {position}"
-        if invalid.mean() > column.max_invalid_fraction:
+        limit = column.max_invalid_fraction
+        if invalid.mean() > limit and len(set(cells[invalid])) > limit * len(set(cells.tolist())):
             got = f"{first}, which held {column.summary()}"
             must = "have columns of the same types as in training"
             raise_input_error(argument, must, got, "Correct it, or fit again.")

@@ -178,6 +178,13 @@ def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, 
     assert "have labels in kind; got none in 2 rows" in error
 
 
+def test_white_space_around_column_names_does_not_count(tmp_path: Path, run: Run) -> None:
+    rows = "".join(f"{row % 2 + row / 9},{row},{'ab'[row % 2]}\n" for row in range(12))
+    (tmp_path / "a.csv").write_text(f"x, number , kind \n{rows}")
+    options = ("--label", "kind ", "--drop", " number ", "--column-type", " x=number", *FAST)
+    assert "1 feature" in run("fit", tmp_path / "a.csv", *options)
+
+
 def test_a_similar_column_name_is_suggested(tmp_path: Path, run: Run) -> None:
     lines = [["w", "h", "kind"], *([f"{n % 2 + n / 99:.3f}", f"{n / 7:.3f}", "ab"[n % 2]] for n in range(20))]
     model = fit_model(write(tmp_path / "train.csv", lines))

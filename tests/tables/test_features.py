@@ -105,8 +105,10 @@ def test_other_types_than_in_training_are_refused() -> None:
         with pytest.raises(InputError, match=rf"^`path` must have columns of the same types .*{message}"):
             check_column_types(*make(columns), features.encoding)
     few = {"x": ["red", *["1"] * (N - 1)], "day": [""] * N}  # few invalid cells count as missing
-    check_column_types(*make(few), features.encoding)
-    assert np.isfinite(encode_block(*make(few), features.encoding)).all()
+    placeholder = {"x": ["1"] * N, "day": ["2020-01-01", "2020-05-03", *["0"] * (N - 2)]}  # so does a frequent one
+    for columns in (few, placeholder):
+        check_column_types(*make(columns), features.encoding)
+        assert np.isfinite(encode_block(*make(columns), features.encoding)).all()
 
 
 def test_unknown_categories_of_many_columns_get_one_note() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -170,8 +171,9 @@ class TypeInferenceThresholds:
     max_levels: int = 5  #: Maximum number of distinct cells of a column of categories, however few rows there are.
     #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger maximum is valid.
     max_levels_per_row: float = 0.5
-    #: Minimum median number of words per cell of a column of free text whose cells all differ.
-    min_words_per_text: int = 3
+    min_words_per_text: int = 3  #: Minimum median number of words per distinct cell of a column of sentences.
+    #: Minimum fraction of cells of a column of sentences that no other cell repeats.
+    min_unique_fraction: float = 0.2
     min_digit_fraction: float = 0.5  #: Minimum fraction of distinct cells with a digit in a column of identifiers.
 
 
@@ -212,7 +214,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_F
     if date_format := infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
     max_levels = max(TYPE_INFERENCE.max_levels, TYPE_INFERENCE.max_levels_per_row * len(present))
-    if len(distinct) <= max_levels and not are_distinct_sentences(distinct, len(present)):
+    if len(distinct) <= max_levels and not are_sentences(present.tolist()):
         return InferredType(Category.fit(cells))
     if are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
@@ -241,10 +243,14 @@ def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, 
     return "duration" if are_durations(distinct, allow_times_of_day=named) else ""
 
 
-def are_distinct_sentences(distinct: Sequence[object], rows: int) -> bool:
-    """Test whether a column holds sentences: its cells, ``rows`` in number, all differ and have several words."""
-    word_counts = sorted(len(str(cell).split()) for cell in distinct)
-    return len(distinct) == rows and word_counts[len(word_counts) // 2] >= TYPE_INFERENCE.min_words_per_text
+def are_sentences(cells: Sequence[object]) -> bool:
+    """Test whether non-missing cells are sentences: several words each, and too many occur once to be categories."""
+    counts = Counter(map(str, cells))
+    word_counts = sorted(len(cell.split()) for cell in counts)
+    unique = sum(count == 1 for count in counts.values())
+    are_rare = len(counts) > TYPE_INFERENCE.max_levels and unique >= TYPE_INFERENCE.min_unique_fraction * len(cells)
+    is_phrase = word_counts[len(word_counts) // 2] >= TYPE_INFERENCE.min_words_per_text
+    return is_phrase and (are_rare or unique == len(cells))
 
 
 def fit_column_as(

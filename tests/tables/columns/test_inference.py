@@ -90,6 +90,11 @@ def test_inferred_types() -> None:
         ),
         (objects(f"{'good ' * (1 + row % 8)}{'bad ' * (1 + row // 8)}end" for row in range(N)), "text: "),
         (objects(PERSON_NAMES), "text: "),
+        (objects(f"does {row if row % 3 == 0 else row % 7} support the motion" for row in range(N)), "text: "),
+        (
+            cycle(*(f"answer number {letter}" for letter in "abcdef")),
+            "category: answer number a, answer number b, answer number c, answer number d, ...",
+        ),
         (
             objects(
                 f"{a} {b}"
