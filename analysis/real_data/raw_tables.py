@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -35,6 +36,7 @@ SIZES = (5, 20)  #: Labelled rows per class; a table has one of the two numbers,
 MAX_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
 LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
 METHODS = {"default": "protonet", "fast": "protonet, fast", "forest": "skrub, forest", "logistic": "skrub, logistic"}
+MIN_REPOSITORY_TABLES = 10  #: Repositories with fewer tables share a line of the result.
 TABLE_NOTE = """
 Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. "Best of skrub"
 is the better of its two pipelines for each table, with hindsight. Differences are those of the default effort, ± one
@@ -191,9 +193,11 @@ def score_baselines(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table with a line for each group of tables: mean accuracies, differences to skrub, number of tables."""
-    parts = {"all": rows} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SIZES}
-    for name in dict.fromkeys(row["path"].partition("/")[0] for row in rows):
-        parts[name] = [row for row in rows if row["path"].startswith(f"{name}/")]
+    parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SIZES}
+    repositories = [row["path"].partition("/")[0] for row in rows]
+    sizes = Counter(repositories)
+    for name, row in zip(repositories, rows, strict=True):
+        parts.setdefault(name if sizes[name] >= MIN_REPOSITORY_TABLES else "other repositories", []).append(row)
     lines = []
     for name, part in parts.items():
         if not part:

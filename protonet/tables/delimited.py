@@ -378,6 +378,8 @@ def _iterate_checked_rows(
             continue
         if len(cells) == width + 1 and not cells[-1].strip():  # a separator behind the last cell
             del cells[-1]
+        if len(cells) == width - 1 and not header[-1].strip():  # a separator behind the last name
+            cells.append("")
         if len(cells) != width:
             following = next((cells for cells in records if not text.is_blank), None)
             same_width_follows = following is not None and len(following) == len(cells) and not _is_comment(cells)

@@ -303,4 +303,4 @@ def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypat
     for result in results:
         assert result["test_rows"] == 80 - 2 * result["per_class"]
         assert min(result[method] for method in ("default", "fast", "forest", "logistic") if method in result) > 0.9
-    assert not has_skrub or "| repository " in tabulate(results)
+    assert not has_skrub or "| other repositories |" in tabulate(results)

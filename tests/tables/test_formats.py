@@ -110,6 +110,7 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
         ("sep=:\na:b\n1;2:3\n", "a b", ["1;2 3"], ["cells are separated by ':'"]),
         ("Sales\n\na,b\n1,2\n3,4\n", "a b", ["1 2", "3 4"], ["1 row above the header skipped: 'Sales'"]),
         (",a\nr,x\ns,y\n", " a", ["r x", "s y"], []),
+        ("a,b,\n1,2\n3,4\n", "a b ", ["1 2 ", "3 4 "], []),
         ("text\nhello, you\nbye, 5\nsee, 6\n", "text", ["hello,_you", "bye,_5", "see,_6"], []),
         ("text\nred, green, 5\none\n", "text", ["red,_green,_5", "one"], []),
         ("#id,colour,shape\na1,red,square\nb2,red,round\n", "#id colour shape", ["a1 red square", "b2 red round"], []),
