@@ -140,3 +140,13 @@ def test_the_library_does_not_import_what_it_does_not_need() -> None:
     assert find_spec("torch._dynamo") is not None
     ended = subprocess.run([sys.executable, "-c", HEAVY], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_committed_files_end_in_one_newline_and_are_small() -> None:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    for name in filter(None, names):
+        content = (ROOT / name).read_bytes().replace(b"\r\n", b"\n")
+        is_binary = b"\0" in content[:4096] or name.endswith((".png", ".gz"))
+        assert is_binary or not content or content == content.rstrip(b"\n") + b"\n", name
+        assert len(content) <= (3_000_000 if name.endswith("tabular_transformer.npy") else 2_000_000), name
