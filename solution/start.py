@@ -1,4 +1,4 @@
-"""Start of a command, so that Ctrl-C during the import of torch, which takes a second, shows no traceback."""
+"""Start a command such that Ctrl-C shows no traceback, even while torch is being imported, which takes a second."""
 
 from __future__ import annotations
 

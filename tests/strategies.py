@@ -48,7 +48,7 @@ EVERY_KIND = (
 LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)
 #: A search with linear views only, for tests that do not depend on accuracy.
 PLAIN = (
-    replace(ModelSearch(), folds=3, partitions=1)
+    replace(ModelSearch(), folds=3, n_partitions=1)
     .without_family(KernelRidgeFamily)
     .without_family(ForestFamily)
     .without_family(TabularTransformerFamily)

@@ -29,7 +29,7 @@ from protonet.ui.command_line import check_known_name, check_output_path
 from solution.pack import pack_single_file, pack_zip
 
 #: The official data. Only studies may use its seeds, not the library.
-NUM_CLASSES, DIM, PROTOTYPE_RADIUS, NOISE_DEVIATION = 128, 384, 2.5, 0.4
+NUM_CLASSES, DIM, PROTOTYPE_RADIUS, NOISE_STD = 128, 384, 2.5, 0.4
 PROTOTYPE_SEED, TRAIN_SEED, VAL_SEED, TEST_SEED = 2025, 1337, 2026, 4242
 CONTEST_CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
 WORKER_FILE = Path(__file__).with_name("worker.py")
@@ -107,7 +107,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
         *_sample_rows(prototypes, n_val, VAL_SEED),
         *_sample_rows(prototypes, n_test, TEST_SEED),
         num_classes=NUM_CLASSES,
-        noise_covariance=NOISE_DEVIATION**2 * torch.eye(DIM, dtype=torch.float64),
+        noise_covariance=NOISE_STD**2 * torch.eye(DIM, dtype=torch.float64),
         radius=PROTOTYPE_RADIUS,
     )
 
@@ -115,7 +115,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sample n rows per class, and shuffle them, with one generator; return the rows and their classes."""
     generator = torch.Generator().manual_seed(seed)
-    rows = [prototype + NOISE_DEVIATION * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
+    rows = [prototype + NOISE_STD * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
     order = torch.randperm(NUM_CLASSES * n, generator=generator)
     labels = torch.arange(NUM_CLASSES).repeat_interleave(n)  # (num_classes * n,)
     return torch.cat(rows)[order], labels[order]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, RANK_SCALE
-from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
+from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES
 
 #: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
 ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
@@ -102,8 +102,10 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
 
 def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
     """Bin scores (tables, rows) into ``counts`` classes at random thresholds, of similar frequencies if ``even``."""
-    weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
-    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
+    weight = -_uniform(generator, len(score), N_CLASS_CODES).clamp_min(1e-9).log()
+    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (
+        torch.arange(N_CLASS_CODES) < counts[:, None]
+    )
     thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
     classes = (_rank(score)[:, :, None] / score.shape[1] >= thresholds[:, None]).sum(dim=2)
     return torch.minimum(classes, (counts - 1)[:, None])
@@ -131,7 +133,7 @@ def _make_causal_tables(
     nodes = nodes.gather(2, order)
     x, others = nodes[:, :, :columns], nodes[:, :, columns:]
     score = others[:, :, 0] + others[:, :, 1] * (_uniform(generator, tables, 1) < 0.5)
-    rivals = _standardise(others[:, :, 1 : 1 + CLASS_CODES])
+    rivals = _standardise(others[:, :, 1 : 1 + N_CLASS_CODES])
     absent = torch.arange(rivals.shape[2]) >= counts[:, None, None]
     largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
     one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
@@ -144,7 +146,7 @@ def _make_class_conditional_tables(
 ) -> SampledTables:
     """Generate columns given the class: location and scale differ between classes; some classes have several modes."""
     y = _classes(generator, counts, rows)
-    cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
+    cumulative = _uniform(generator, tables, N_CLASS_CODES) * (torch.arange(N_CLASS_CODES) < counts[:, None])
     cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
     skewed = (_uniform(generator, tables, rows)[:, :, None] > cumulative[:, None]).sum(dim=2)
     uneven = _uniform(generator, tables, 1) < 0.4
@@ -154,12 +156,12 @@ def _make_class_conditional_tables(
     component = component[:, :, None].expand(tables, rows, columns)
     useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
     strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
-    mean = _normal(generator, tables, MAX_MODES * CLASS_CODES, columns) * useful * strength
+    mean = _normal(generator, tables, MAX_MODES * N_CLASS_CODES, columns) * useful * strength
     differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
     wider = useful * (_uniform(generator, tables, 1, 1) < 0.2)  # a class is wider than another in all columns: a ring
     mean = mean * torch.where(wider.bool() & (_uniform(generator, tables, 1, 1) < 0.7), 0.2, 1.0)
-    logarithm = differs * _normal(generator, tables, MAX_MODES * CLASS_CODES, columns)
-    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_MODES * CLASS_CODES, 1)))
+    logarithm = differs * _normal(generator, tables, MAX_MODES * N_CLASS_CODES, columns)
+    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_MODES * N_CLASS_CODES, 1)))
     turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
     turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
     noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
@@ -200,10 +202,10 @@ def _make_smooth_tables(
     z = _standardise(x @ use) * (_uniform(generator, tables, 1, inner) < 0.45)
     rate = _normal(generator, tables, inner, SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
     waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, SMOOTH_WAVES))
-    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, CLASS_CODES)
-    linear = z @ _normal(generator, tables, inner, CLASS_CODES) + 0.5 * _normal(generator, tables, 1, CLASS_CODES)
+    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, N_CLASS_CODES)
+    linear = z @ _normal(generator, tables, inner, N_CLASS_CODES) + 0.5 * _normal(generator, tables, 1, N_CLASS_CODES)
     score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
-    return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
+    return x, score.masked_fill(torch.arange(N_CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
 
 
 def _make_interaction_tables(
@@ -291,8 +293,8 @@ class Columns(NamedTuple):
 class Episodes(NamedTuple):
     """A batch of tables of the same size, whose first rows are labelled; the other rows are to be classified."""
 
-    cells: Tensor  #: (tables, rows, columns, CELL_CHANNELS).
-    classes: Tensor  #: (tables, rows) int64 < CLASS_CODES.
+    cells: Tensor  #: (tables, rows, columns, N_CELL_CHANNELS).
+    classes: Tensor  #: (tables, rows) int64 < N_CLASS_CODES.
     known: Tensor  #: (tables, rows) bool: whether a labelled row has the class of the row.
 
 
@@ -301,8 +303,8 @@ def make_episodes(
 ) -> Episodes:
     """Generate episodes of synthetic tables; ``per_class`` is the minimal average number of labelled rows per class."""
     rows = 2 * labelled + new
-    x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
-    counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
+    x, y = make_batch(generator, tables, rows, columns, min(N_CLASS_CODES, max(2, labelled // per_class)))
+    counts = F.one_hot(y, N_CLASS_CODES).sum(dim=1).float()
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # classes are balanced, or as frequent as in the table
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
@@ -310,7 +312,7 @@ def make_episodes(
     again = chosen[:, torch.randint(labelled, (N_REPEATED_ROWS,), generator=generator)]
     order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
-    names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
+    names = torch.rand(tables, N_CLASS_CODES, generator=generator).argsort(dim=1)
     columns_of_tables = _mix_column_types(generator, x, labelled)
     return encode_cells(generator, columns_of_tables, names.gather(1, y.gather(1, order)), labelled)
 
@@ -346,12 +348,12 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
 def encode_cells(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
     """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, in batches, with random category codes."""
     values, missing, category, level = columns
-    shape = (len(values), values.shape[2], MAX_CATEGORY_LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
+    shape = (len(values), values.shape[2], MAX_CATEGORY_LEVELS, N_CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
     fraction = F.one_hot(level[:, :labelled], MAX_CATEGORY_LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
     spread = (fraction * (1 - fraction)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
     codes = (codes - (fraction[..., None] * codes).sum(dim=2, keepdim=True)) / spread
-    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - NUMERIC_CHANNELS)
+    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, N_CELL_CHANNELS - NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
     ranks = RANK_SCALE * _rank_among_labelled(values, labelled)
     numeric = torch.stack([_scale_columns(values, labelled), ranks, _scale_columns(missing.float(), labelled)], dim=3)
@@ -361,8 +363,8 @@ def encode_cells(generator: torch.Generator, columns: Columns, classes: Tensor, 
 
 
 def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
-    """Compute a mask of the classes with a labelled row, (tables, CLASS_CODES) bool, from classes (tables, rows)."""
-    return F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
+    """Compute a mask of the classes with a labelled row, (tables, N_CLASS_CODES) bool, from classes (tables, rows)."""
+    return F.one_hot(classes[:, :labelled], N_CLASS_CODES).sum(dim=1) > 0
 
 
 def _scale_columns(values: Tensor, labelled: int) -> Tensor:

@@ -19,7 +19,7 @@ from analysis.real_data.sets import (
     normalize_name,
 )
 from protonet.errors import raise_input_error
-from protonet.views.transformer import CLASS_CODES
+from protonet.views.transformer import N_CLASS_CODES
 
 #: Minimal and maximal rows of a table, maximal levels of a category, and minimal rows of a class.
 MIN_ROWS, MAX_ROWS, MAX_LEVELS, MIN_CLASS_ROWS = 40, 1500, 60, 4
@@ -125,10 +125,10 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     enough = rng.permutation(np.flatnonzero(sizes >= MIN_CLASS_ROWS))
     if len(enough) < 2:
         return np.full(len(classes), -1)
-    max_count = min(len(enough), CLASS_CODES, max(2, labelled))
+    max_count = min(len(enough), N_CLASS_CODES, max(2, labelled))
     enough = enough[: int(rng.integers(2, max_count + 1)) if rng.random() < 0.4 else max_count]
     names = np.full(len(sizes) + 1, -1)  # the last one is that of no class
-    names[enough] = rng.permutation(CLASS_CODES)[: len(enough)]
+    names[enough] = rng.permutation(N_CLASS_CODES)[: len(enough)]
     numbered: np.ndarray = names[classes]
     return numbered
 
@@ -149,7 +149,7 @@ def load_table_part(part: TablePart) -> RealTables:
 
 @cache
 def load_tables() -> list[tuple[str, list[Column]]]:
-    """Load the name and the informative columns of each table that is not part of a reported data set."""
+    """Load the name and the informative columns of each table, except of sets whose accuracy is reported."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     loaded, seen = [], set()

@@ -20,7 +20,7 @@ from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_c
 from analysis.incontext.real import load_table_part
 from protonet._io import write_atomically
 from protonet.views.transformer import (
-    CLASS_CODES,
+    N_CLASS_CODES,
     WEIGHT_COUNT,
     WEIGHT_SHAPES,
     TransformerWeights,
@@ -136,7 +136,7 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
         memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
         read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory).float()
     new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
-    sums = one_hot(classes[:, :labelled], CLASS_CODES, new.dtype).transpose(1, 2) @ again
+    sums = one_hot(classes[:, :labelled], N_CLASS_CODES, new.dtype).transpose(1, 2) @ again
     prototypes = F.normalize(sums, dim=2)
     return new @ memory.prototypes.float().transpose(1, 2), new @ prototypes.transpose(1, 2)
 

@@ -51,13 +51,13 @@ TABLE_COLUMNS = {
 
 
 class TuningTask(NamedTuple):
-    """The tuning of AdamW on one workload: horizons, starting point and journal."""
+    """The tuning of AdamW on one workload: training lengths, the setting to start from, and the file of its runs."""
 
     workload: str
     file: Path | None  #: File of the workload; None if built in.
     steps: tuple[int, ...]  #: The horizons, in the order of the search.
     start: AdamWSetting | None  #: The best setting at another horizon.
-    state: Path  #: The journal of its runs.
+    state: Path  #: The file that logs its runs, so that an interrupted tuning resumes.
     coarse: bool = False  #: Whether only the coarse ladder is searched.
 
 

@@ -66,7 +66,7 @@ class TaskBatch(NamedTuple):
     dataset_statistics: Tensor  #: (tasks, problem features)
     initial_log_influence: Tensor  #: (tasks, views)
     is_view: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
-    factor: Tensor  #: (tasks,)
+    inverse_temperature: Tensor  #: (tasks,): factor from cosines to logits
     cosines: Tensor  #: (tasks, views, m, classes) float16, divided by the spread of the view.
     truth: Tensor  #: (tasks, m): classes, -1 for padding.
     classes: Tensor  #: (tasks, classes) bool: whether the class exists.
@@ -108,7 +108,9 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
 def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of temperatures."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
-    logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
+    logits = (mixed * (batch.inverse_temperature * size.exp())[:, None, None]).masked_fill(
+        ~batch.classes[:, None], -1e9
+    )
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
     rows = (batch.truth >= 0).float()
     right = (logits.argmax(dim=2) == batch.truth).float() * rows

@@ -29,7 +29,7 @@ from analysis.shared.runner import StudyParser, StudyReport, run_all
 from analysis.shared.tables import format_mean
 from protonet.__main__ import main
 from protonet.errors import optional_packages, raise_input_error
-from protonet.tables.table import list_numeric_names
+from protonet.tables.table import list_number_like_names
 from protonet.ui.text import format_table
 
 SIZES = (5, 20)  #: Labelled rows per class; a table has one of the two numbers, by a hash of its path.
@@ -87,7 +87,7 @@ def find_tables(folder: Path) -> list[RawTable]:
 
 
 def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
-    """Read the lines of a file, its pandas data frame, and whether it lacks a header; None if it is not a plain table.
+    """Read a file: return its lines, its data frame and whether it lacks a header; None if it is not a plain table.
 
     Lines are the header, if there is one, and one line for each row.
     """
@@ -103,7 +103,7 @@ def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
         warnings.simplefilter("ignore")
         try:
             names = list(pd.read_csv(io.StringIO("\n".join(lines[:1])), sep=separator).columns)
-            no_header = bool(list_numeric_names(names))
+            no_header = bool(list_number_like_names(names))
             frame = pd.read_csv(io.StringIO(text), sep=separator, header=None if no_header else 0)
         except (ValueError, pd.errors.ParserError):
             return None

@@ -258,7 +258,7 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
         got = f"{root} with {shorten_list(names, 4) or 'nothing'}" if root.is_dir() else f"no folder {root}"
         remedy = "Pass the folder that its authors' archive unpacks to."
         raise_input_error("root", f"hold {benchmark.expected}", got, remedy)
-    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], size=benchmark.size)
+    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], image_side=benchmark.size)
 
 
 OMNIGLOT_BACKGROUND, OMNIGLOT_EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
@@ -303,7 +303,14 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
     pictures = LabelledPictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
     return ImageSet(
-        name="omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, is_ink=True, variant=variant
+        name="omniglot",
+        root=home,
+        files=paths,
+        read=lambda: pictures,
+        image_side=28,
+        grey=True,
+        is_ink=True,
+        variant=variant,
     )
 
 

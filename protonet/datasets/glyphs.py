@@ -128,7 +128,9 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
     variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
     root, size = paths[0].parent, GLYPH_RENDERING.image_side
     data = load_pictures(
-        ImageSet(name="glyphs", root=root, files=paths, read=render, size=size, grey=True, is_ink=True, variant=variant)
+        ImageSet(
+            name="glyphs", root=root, files=paths, read=render, image_side=size, grey=True, is_ink=True, variant=variant
+        )
     )
     return data._replace(x=data.get_rows(torch.arange(len(data.y))), memory_map=None)
 

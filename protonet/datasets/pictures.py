@@ -85,7 +85,7 @@ class ImageSet:
     files: Sequence[Path]
     read: Callable[[], LabelledPictures]
     """Returns the pictures with their classes. Reads lists and packed files if needed."""
-    size: int  #: Pixels per side that the authors of the data set resize pictures to.
+    image_side: int  #: Pixels per side that the authors of the data set resize pictures to.
     grey: bool = False  #: Whether pictures have one grey channel instead of red, green and blue.
     is_ink: bool = False  #: Whether grey pictures are drawings on white paper, of which 1 is to be ink and 0 paper.
     variant: str = ""  #: Distinguishes data sets made from the same files; part of the cached file's name.
@@ -97,7 +97,7 @@ class ImageSet:
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
-    """Load pictures as a data set, each resized to ``size`` pixels per side; None takes ``image_set.size``.
+    """Load pictures as a data set, each resized to ``size`` pixels per side; None takes ``image_set.image_side``.
 
     Pictures are read from a cached file, which is first created if it is missing or if the set's files have changed.
 
@@ -108,7 +108,7 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     Raises:
         InputError: A file is missing, or is not a picture.
     """
-    side = image_set.size if size is None else check_int("size", size, low=1)
+    side = image_set.image_side if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
     stamp = hash_file_stamps(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]

@@ -66,7 +66,7 @@ class ModelSearch:
     views with different hyperparameters."""
     folds: int = FOLD_LIMITS.default_folds  #: Number of cross-validation folds; 0 for none.
     shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
-    partitions: int = 3
+    n_partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
     many, one is used."""
     prior: WeightingPrior | None = None  #: Network that weights the views; None for the pretrained network.
@@ -94,7 +94,7 @@ def _list_families(effort: str) -> tuple[ViewFamily, ...]:
 
 #: The search space of each ``effort`` of `protonet.solve`.
 EFFORTS = {
-    "fast": ModelSearch(_list_families("fast"), folds=3, partitions=1),
+    "fast": ModelSearch(_list_families("fast"), folds=3, n_partitions=1),
     "default": ModelSearch(),
     "best": ModelSearch(_list_families("best"), folds=10),
 }
@@ -276,7 +276,7 @@ def _evaluate_repeats(
     device = evaluator.rows.features.device
     few = len(first) > 1 and n <= PARTITION_LIMITS.max_rows and n * rows.num_classes <= PARTITION_LIMITS.max_cosines
     repeats: list[list[Candidate]] = []
-    for partition_index in range(1, search.partitions if few else 1):
+    for partition_index in range(1, search.n_partitions if few else 1):
         folds = split_training_rows(rows, PARTITION_LIMITS.seed_stride * partition_index, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):

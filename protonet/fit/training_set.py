@@ -86,7 +86,7 @@ class TrainingSet:
         return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
     def pool_with_unlabelled_rows(self, max_labelled_rows: int) -> tuple[TrainingRows, Tensor]:
-        """Select up to ``max_labelled_rows`` labelled rows; also return their features and those of unlabelled rows."""
+        """Return up to ``max_labelled_rows`` labelled rows, and their features stacked on those of unlabelled rows."""
         assert self.unlabelled is not None
         n = len(self.rows.labels)
         some = self.rows.select(torch.arange(0, n, -(-n // max_labelled_rows)))  # rows are sorted by label

@@ -131,7 +131,7 @@ class Stepper:
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
 
     def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
-        """Update the step size factors of all eigenvectors, given the slopes along them for each batch."""
+        """Update the step size factors of eigenvectors, given each batch of parameters' derivatives along them."""
         alike = defaultdict[Any, list[int]](list)
         for position, batch in enumerate(active):
             if batch.blocks:

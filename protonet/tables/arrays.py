@@ -76,7 +76,7 @@ def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:
     """Convert labels of any shape, with n elements, to integers or strings (n,); bytes are decoded as UTF-8.
 
     Raises:
-        InputError: The labels are neither integers nor strings. The message calls them ``argument``.
+        InputError: The labels are neither integers nor strings. ``argument`` is their name in the message.
     """
     try:
         labels = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values

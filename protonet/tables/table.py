@@ -194,7 +194,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         extra_names = filter(None, header) if spec.all_columns_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
         label = index[spec.label] if spec.labelled else index.get(spec.label) if spec.partly_labelled else None
-        if (spec.columns is None or spec.are_user_columns) and (values := list_numeric_names(header)):
+        if (spec.columns is None or spec.are_user_columns) and (values := list_number_like_names(header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
         n_unnamed = unused.count("")
@@ -241,7 +241,7 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> lis
     repeated = [name for name, times in Counter(filter(None, header)).items() if times > 1]
     if not repeated:
         return header
-    hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
+    hint = MISSING_HEADER_REMEDY * bool(list_number_like_names(header))
     if label in repeated or hint:
         got = f"{format_names(repeated)} twice in {file}{source.sheet_note}"
         raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
@@ -261,7 +261,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
-    hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
+    hint = MISSING_HEADER_REMEDY * bool(list_number_like_names(header))
     got = f"{path} with {format_names(header)}"
     if spec.labelled and spec.label not in header:
         suggestion = _suggest_label(source, spec.label)
@@ -296,7 +296,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     return features, [name for name in header if name not in used]
 
 
-def list_numeric_names(header: Sequence[str]) -> list[str]:
+def list_number_like_names(header: Sequence[str]) -> list[str]:
     """Return the column names that are numbers, which suggest that the file lacks a header.
 
     The result is empty if the numbers count the columns, or form a scale such as wavelengths.

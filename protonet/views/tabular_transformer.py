@@ -23,9 +23,9 @@ from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.transformer import (
-    CELL_CHANNELS,
-    CLASS_CODES,
     DIM,
+    N_CELL_CHANNELS,
+    N_CLASS_CODES,
     EncodedContext,
     add_to_graph,
     count_multiplications,
@@ -47,7 +47,7 @@ CATEGORY_CODE_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 class CellEncoder:
-    """An encoder of each cell of a table as ``CELL_CHANNELS`` numbers (channels), fitted to labelled rows.
+    """An encoder of each cell of a table as ``N_CELL_CHANNELS`` numbers (channels), fitted to labelled rows.
 
     A table column of one feature is numeric. A column of two features is numeric with an indicator, such as "is
     missing". A column of more features is a one-hot category; each category gets a fixed random-like code. The encoding
@@ -71,7 +71,7 @@ class CellEncoder:
         self.mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
         varies = deviation > 1e-6 * rows.abs().amax(dim=0)
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
-        self.codes = rows.new_zeros(len(self.categories), rows.shape[1], CELL_CHANNELS - NUMERIC_CHANNELS)
+        self.codes = rows.new_zeros(len(self.categories), rows.shape[1], N_CELL_CHANNELS - NUMERIC_CHANNELS)
         ranks = rank_rows(rows)
         for index, column in enumerate(self.categories.tolist()):
             features = slice(int(first[column]), int(first[column] + width[column]))
@@ -81,8 +81,8 @@ class CellEncoder:
             self.codes[index, features] = codes / spread
 
     def encode(self, x: Tensor) -> Tensor:
-        """Encode the cells of rows x (m, features) as numbers: (m, columns, CELL_CHANNELS)."""
-        cells = x.new_zeros(x.shape[0], self.columns, CELL_CHANNELS)
+        """Encode the cells of rows x (m, features) as numbers: (m, columns, N_CELL_CHANNELS)."""
+        cells = x.new_zeros(x.shape[0], self.columns, N_CELL_CHANNELS)
         centred = x - self.mean
         z = (centred * self.inverse).clamp(-MAX_ABS_Z_SCORE, MAX_ABS_Z_SCORE)
         cells[:, self.numeric, 0], cells[:, self.pairs, 2] = z[:, self.first], z[:, self.second]
@@ -96,7 +96,7 @@ class CellEncoder:
     def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the encoding of rows to an ONNX graph.
 
-        Returns the name of the value (m, columns, CELL_CHANNELS); ``x`` is the name of the rows (m, features).
+        Returns the name of the value (m, columns, N_CELL_CHANNELS); ``x`` is the name of the rows (m, features).
         """
         centred = graph.add("Sub", x, self.mean)
         z = graph.add("Mul", centred, self.inverse)
@@ -109,13 +109,13 @@ class CellEncoder:
         rank = graph.add("Squeeze", graph.add("Sub", above, below), np.array([1]))
         codes = graph.add("MatMul", centred, self.codes.transpose(0, 1).flatten(1))
         parts = [z, graph.add("Mul", rank, np.float32(RANK_SCALE)), codes]
-        width = [len(self.mean), len(self.first), len(self.categories) * (CELL_CHANNELS - NUMERIC_CHANNELS)]
+        width = [len(self.mean), len(self.first), len(self.categories) * (N_CELL_CHANNELS - NUMERIC_CHANNELS)]
         padded = graph.pad(graph.add("Concat", *parts, axis=1), 1, 0.0)
         # For each channel, the column of ``padded`` that it comes from; the last column is 0.
         source = torch.arange(sum(width), device=self.first.device).split(width)
-        index = torch.full_like(source[0][:1], sum(width)).repeat(self.columns, CELL_CHANNELS)
+        index = torch.full_like(source[0][:1], sum(width)).repeat(self.columns, N_CELL_CHANNELS)
         index[self.numeric, 0], index[self.pairs, 2], index[self.numeric, 1] = self.first, self.second, source[1]
-        index[self.categories, NUMERIC_CHANNELS:] = source[2].view(-1, CELL_CHANNELS - NUMERIC_CHANNELS)
+        index[self.categories, NUMERIC_CHANNELS:] = source[2].view(-1, N_CELL_CHANNELS - NUMERIC_CHANNELS)
         return graph.add("Gather", padded, index, axis=1)
 
 
@@ -138,7 +138,7 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def _make_category_codes(levels: int) -> Tensor:
-    """Compute a fixed random-like code of each category of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
+    """Compute a fixed random-like code of each category of a column: (levels, N_CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
     uniform = (index * torch.tensor(CATEGORY_CODE_PRIMES, dtype=torch.float64).sqrt()).frac()
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
@@ -267,7 +267,7 @@ class TabularTransformerFamily(ViewFamily):
         small = n_classes <= TABULAR_TRANSFORMER.max_classes and len(rows.labels) <= TABULAR_TRANSFORMER.max_labelled
         if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
-        passes = self.passes if n_classes <= CLASS_CODES else len(CODE_FACTORS)
+        passes = self.passes if n_classes <= N_CLASS_CODES else len(CODE_FACTORS)
         candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         if candidate is not None:
             yield candidate
@@ -341,8 +341,8 @@ class TabularTransformerView(View):
         return self._cache[1]
 
     def _class_codes(self, index: int) -> Tensor:
-        """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, CLASS_CODES)."""
-        return (CODE_FACTORS[index] * (self.classes + index * (self.classes // CLASS_CODES)) + index) % CLASS_CODES
+        """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, N_CLASS_CODES)."""
+        return (CODE_FACTORS[index] * (self.classes + index * (self.classes // N_CLASS_CODES)) + index) % N_CLASS_CODES
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the cached encoding of the context rows."""

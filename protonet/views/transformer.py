@@ -28,8 +28,8 @@ DIM, N_CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and n
 ROW_DIM, N_ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
 HEAD_DIM = 16  #: Width of an attention head.
 N_LAYERS = N_CELL_LAYERS + N_ROW_LAYERS
-CLASS_CODES = 10  #: Number of class codes. One more code is that of rows without a label.
-CELL_CHANNELS = 11  #: Number of values that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
+N_CLASS_CODES = 10  #: Number of class codes. One more code is that of rows without a label.
+N_CELL_CHANNELS = 11  #: Number of values that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
 RANK_CHANNEL = 1  #: Index of the rank of a cell among these values.
 WAVE_FREQUENCIES = (0.5, 1.0, 2.0)  #: Frequencies of the sinusoidal encoding of the rank.
 
@@ -40,10 +40,10 @@ KeysAndValues = tuple[Tensor, Tensor]
 def _list_shapes() -> dict[str, tuple[int, ...]]:
     """Compute the shape of each weight tensor by name, in the order in which `unpack_weights` expects them."""
     shapes: dict[str, tuple[int, ...]] = {
-        "cell": (DIM, CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)),
+        "cell": (DIM, N_CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)),
         "cell_bias": (DIM,),
         "label": (DIM,),
-        "codes": (CLASS_CODES + 1, DIM),
+        "codes": (N_CLASS_CODES + 1, DIM),
     }
     for layer in range(N_LAYERS):
         dim = DIM if layer < N_CELL_LAYERS else ROW_DIM
@@ -53,7 +53,7 @@ def _list_shapes() -> dict[str, tuple[int, ...]]:
         if layer < N_CELL_LAYERS:
             parts |= {"columns": (3 * dim, dim), "columns_out": (dim, dim), "norm0": (dim,), "norm0_bias": (dim,)}
         shapes |= {f"{layer}.{name}": shape for name, shape in parts.items()}
-    shapes |= {"row": (ROW_DIM, DIM), "row_codes": (CLASS_CODES + 1, ROW_DIM)}
+    shapes |= {"row": (ROW_DIM, DIM), "row_codes": (N_CLASS_CODES + 1, ROW_DIM)}
     return shapes | {"norm": (ROW_DIM,), "norm_bias": (ROW_DIM,), "out": (DIM, ROW_DIM)}
 
 
@@ -68,7 +68,7 @@ class EncodedContext(NamedTuple):
     attended: tuple[KeysAndValues, ...]
     """For each layer, the keys and the values: both (tables, columns + 1, heads, n, HEAD_DIM), and both (tables, 1,
     heads, n, HEAD_DIM) from the last layer with a token per cell on."""
-    prototypes: Tensor  #: (tables, CLASS_CODES, DIM): prototypes of unit norm; 0 for a class code without rows.
+    prototypes: Tensor  #: (tables, N_CLASS_CODES, DIM): prototypes of unit norm; 0 for a class code without rows.
 
 
 def unpack_weights(packed: Tensor) -> dict[str, Tensor]:
@@ -89,31 +89,31 @@ def count_multiplications(columns: int, labelled: int) -> int:
 
     tokens = columns + 1
     cell_layer = 4 * DIM**2 + 2 * DIM * tokens + count_layer(DIM)
-    cell = DIM * (CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)) + N_CELL_LAYERS * cell_layer
+    cell = DIM * (N_CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)) + N_CELL_LAYERS * cell_layer
     return tokens * cell + 2 * DIM * ROW_DIM + N_ROW_LAYERS * count_layer(ROW_DIM)
 
 
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> EncodedContext:
     """Compute the encoding of labelled rows: prototypes, and the keys and values to which new rows attend.
 
-    ``cells`` (tables, n, columns, CELL_CHANNELS) are float32, and ``codes`` (tables, n) the codes of the rows' classes.
+    ``cells`` (tables, n, columns, N_CELL_CHANNELS) are float32; ``codes`` (tables, n) are those of the rows' classes.
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
     for layer in range(N_LAYERS):
         h = _attend_or_widen_tokens(weights, layer, h, codes)
         attended.append(_compute_keys_and_values(weights, layer, h))
         h = _attend_to_labelled_rows(weights, layer, h, attended[-1])
-    sums = one_hot(codes, CLASS_CODES, h.dtype).transpose(1, 2) @ _project_to_embeddings(weights, h)
+    sums = one_hot(codes, N_CLASS_CODES, h.dtype).transpose(1, 2) @ _project_to_embeddings(weights, h)
     return EncodedContext(tuple(attended), F.normalize(sums, dim=2))
 
 
 def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContext) -> Tensor:
     """Embed m rows without labels: (tables, m, DIM) of unit norm.
 
-    ``cells`` are (tables, m, columns, CELL_CHANNELS) float32, or (1, m, ...) if all tables have the same rows.
+    ``cells`` are (tables, m, columns, N_CELL_CHANNELS) float32, or (1, m, ...) if all tables have the same rows.
     ``memory`` is the encoding of the labelled rows.
     """
-    codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
+    codes = torch.full(cells.shape[:2], N_CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
     for layer, attended in enumerate(memory.attended):
         h = _attend_to_labelled_rows(weights, layer, _attend_or_widen_tokens(weights, layer, h, codes), attended)
@@ -199,8 +199,8 @@ def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
 def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
     """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
-    ``cells`` is the name of the value (m, columns, CELL_CHANNELS), and ``table`` an index in ``memory``, which becomes
-    constants.
+    ``cells`` is the name of the value (m, columns, N_CELL_CHANNELS), and ``table`` an index in ``memory``, which
+    becomes constants.
     """
 
     def multiply(value: str, name: str) -> str:
@@ -224,7 +224,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
         for frequency in WAVE_FREQUENCIES
         for wave in ("Sin", "Cos")
     ]
-    unknown = weights["codes"][CLASS_CODES]
+    unknown = weights["codes"][N_CLASS_CODES]
     h = multiply(graph.add("Concat", cells, *waves, axis=2), "cell")
     h = graph.add("Add", h, weights["cell_bias"] + unknown)
     label = graph.add("Mul", graph.add("Gather", h, np.array([0]), axis=1), np.float32(0))
@@ -247,7 +247,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
             h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))
         elif layer == N_CELL_LAYERS:
             dim = ROW_DIM
-            h = graph.add("Add", multiply(h, "row"), weights["row_codes"][CLASS_CODES])
+            h = graph.add("Add", multiply(h, "row"), weights["row_codes"][N_CLASS_CODES])
         q = multiply(layer_norm(f"{layer}.norm1", h), f"{layer}.query")
         q = graph.add("Reshape", q, np.array([-1, columns, dim // HEAD_DIM, HEAD_DIM]))
         q = graph.add("Transpose", q, perm=[1, 2, 0, 3])  # (columns, heads, m, HEAD_DIM)

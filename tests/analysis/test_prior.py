@@ -43,7 +43,7 @@ from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prio
 from protonet.fit.search import ModelSearch
 from protonet.network import PrototypeNetwork
 from protonet.views.tabular_transformer import CellEncoder
-from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
+from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 
 
@@ -171,8 +171,8 @@ def test_columns_of_every_family_predict_the_class(family: object) -> None:
     ranks = torch.nan_to_num(x).argsort(dim=1).argsort(dim=1).float()
 
     def spread(classes: torch.Tensor) -> float:
-        hot = F.one_hot(classes, CLASS_CODES).float()
-        means = hot.transpose(1, 2) @ ranks / hot.sum(dim=1).clamp_min(1)[..., None]  # (tables, CLASS_CODES, columns)
+        hot = F.one_hot(classes, N_CLASS_CODES).float()
+        means = hot.transpose(1, 2) @ ranks / hot.sum(dim=1).clamp_min(1)[..., None]  # (tables, N_CLASS_CODES, columns)
         there = (hot.sum(dim=1) > 0)[..., None]
         return float(((means - ranks.mean(dim=1, keepdim=True)).abs() * there).amax(dim=(1, 2)).mean())
 
@@ -199,7 +199,7 @@ def test_cells_agree_with_the_librarys() -> None:
     torch.testing.assert_close(drawn[:, 1, :2], cells[:, 1, :2])
     assert not drawn[:, 2, :3].any()
     for codes in (drawn[:20, 2, 3:], cells[:20, 2, 3:]):  # of mean 0, and of variance about 1 together
-        torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - 3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(codes.mean(dim=0), torch.zeros(N_CELL_CHANNELS - 3), atol=1e-5, rtol=0)
         assert len(codes.unique(dim=0)) == len(level[0, :20, 2].unique())
         assert 0.3 < float(codes.square().mean()) < 3
     assert int(level.max()) < MAX_CATEGORY_LEVELS
@@ -207,9 +207,9 @@ def test_cells_agree_with_the_librarys() -> None:
 
 def test_sizes_of_episodes() -> None:
     episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, N_NEW_ROWS, 4, 3)
-    assert episodes.cells.shape == (9, 12 + N_NEW_ROWS, 4, CELL_CHANNELS)
+    assert episodes.cells.shape == (9, 12 + N_NEW_ROWS, 4, N_CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
-    assert ((episodes.classes >= 0) & (episodes.classes < CLASS_CODES)).all()
+    assert ((episodes.classes >= 0) & (episodes.classes < N_CLASS_CODES)).all()
     for classes, known in zip(episodes.classes, episodes.known, strict=True):
         assert torch.equal(known, torch.isin(classes, classes[:12]))
     generator = torch.Generator().manual_seed(0)
@@ -222,7 +222,7 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     monkeypatch.setattr(real, "load_tables", make_tables)
     drawn = real.load_table_part("training").draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 3)
     assert drawn is not None
-    assert drawn.cells.shape == (20, 10 + N_NEW_ROWS, 3, CELL_CHANNELS)
+    assert drawn.cells.shape == (20, 10 + N_NEW_ROWS, 3, N_CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
     tables = real.load_table_part("training")
     assert tables.draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 30) is None  # no table has 30 columns

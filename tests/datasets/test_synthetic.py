@@ -293,7 +293,7 @@ def root(tmp_path: Path) -> Path:
 
 def find(root: Path, size: int = 6) -> ImageSet:
     files, read = make_layout(list_pictures_by_class(root))
-    return ImageSet(name="load_some", root=root, files=files, read=read, size=size)
+    return ImageSet(name="load_some", root=root, files=files, read=read, image_side=size)
 
 
 def test_pixels_equal_pillows(tmp_path: Path) -> None:

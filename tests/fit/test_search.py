@@ -211,7 +211,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     y = torch.arange(30) % 3
     x = torch.eye(3)[y] + 0.01 * torch.randn(30, 3, generator=generator)
     rows = TrainingRows(x / x.square().mean().sqrt(), y, 3)
-    explored = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], partitions=3))
+    explored = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], n_partitions=3))
     assert explored is not None
     assert len(explored.partitions) == 3
     first = explored.candidates[0]

@@ -18,7 +18,7 @@ from protonet.tables.table import (
     RowBlock,
     convert_cells_to_text,
     format_names,
-    list_numeric_names,
+    list_number_like_names,
     open_table,
     parse_labels,
     read_table,
@@ -265,10 +265,10 @@ def test_labels_of_any_type() -> None:
 
 
 def test_grouped_digits_among_column_names() -> None:
-    assert list_numeric_names(["1,234,567", "5", "x"]) == ["1,234,567", "5"]
-    assert list_numeric_names(["1'234.5", "-2.5", "x"]) == ["1'234.5", "-2.5"]
-    assert not list_numeric_names(["x", "900", "1,000", "1,100"])  # a scale
-    assert not list_numeric_names(["400,5", "401,0", "401,5"])
+    assert list_number_like_names(["1,234,567", "5", "x"]) == ["1,234,567", "5"]
+    assert list_number_like_names(["1'234.5", "-2.5", "x"]) == ["1'234.5", "-2.5"]
+    assert not list_number_like_names(["x", "900", "1,000", "1,100"])  # a scale
+    assert not list_number_like_names(["400,5", "401,0", "401,5"])
 
 
 def test_separators_behind_the_last_cell(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ from protonet.views.tabular_transformer import (
     load_pretrained_weights,
 )
 from protonet.views.transformer import (
-    CELL_CHANNELS,
-    CLASS_CODES,
     DIM,
     HEAD_DIM,
+    N_CELL_CHANNELS,
     N_CELL_LAYERS,
+    N_CLASS_CODES,
     N_LAYERS,
     RANK_CHANNEL,
     WAVE_FREQUENCIES,
@@ -82,7 +82,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def embed_slowly(
     weights: TransformerWeights, cells: Tensor, codes: list[int], memory: list[Tensor] | None
 ) -> list[Tensor]:
-    """Embed rows (n, columns, CELL_CHANNELS) by loops; without a memory, the rows attend to themselves."""
+    """Embed rows (n, columns, N_CELL_CHANNELS) by loops; without a memory, the rows attend to themselves."""
 
     def norm(name: str, h: Tensor) -> Tensor:
         deviation = (h.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()
@@ -130,16 +130,16 @@ MEMORIES: list[Tensor] = []
 def test_the_transformer_equals_a_slow_loop() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = unpack_weights(0.3 * torch.randn(WEIGHT_COUNT, generator=generator))
-    cells, new = (torch.randn(n, 3, CELL_CHANNELS, generator=generator) for n in (5, 4))
+    cells, new = (torch.randn(n, 3, N_CELL_CHANNELS, generator=generator) for n in (5, 4))
     new[0, 1, RANK_CHANNEL] = 0  # no rank, no waves
     codes = [0, 3, 0, 7, 3]
     MEMORIES.clear()
     labelled = embed_slowly(weights, cells, codes, None)
     memory = encode_labelled_rows(weights, cells[None], torch.tensor([codes]))
-    for code in range(CLASS_CODES):
+    for code in range(N_CLASS_CODES):
         mean = sum((row for row, mine in zip(labelled, codes, strict=True) if mine == code), torch.zeros(DIM))
         torch.testing.assert_close(memory.prototypes[0, code], F.normalize(mean, dim=0), atol=1e-4, rtol=1e-3)
-    expected = torch.stack(embed_slowly(weights, new, [CLASS_CODES] * 4, list(MEMORIES)))
+    expected = torch.stack(embed_slowly(weights, new, [N_CLASS_CODES] * 4, list(MEMORIES)))
     torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
 
 
@@ -166,7 +166,7 @@ def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) ->
 def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     rows, new = draw_table(seed).features, draw_table(seed + 1).features
     cells = CellEncoder(rows, BLOCKS).encode(torch.cat([rows, new]))
-    assert cells.shape == (48, 4, CELL_CHANNELS)
+    assert cells.shape == (48, 4, N_CELL_CHANNELS)
     for column, feature in ((0, 0), (1, 1), (3, 6)):
         values = rows[:, feature].numpy()
         z = (np.concatenate([values, new[:, feature].numpy()]) - values.mean()) / values.std()
@@ -176,7 +176,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     assert not cells[:, [0, 1, 3], NUMERIC_CHANNELS:].any()
     assert not cells[:, 2, :NUMERIC_CHANNELS].any()
     codes = cells[:24, 2, NUMERIC_CHANNELS:]
-    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
+    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(N_CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
     level = rows[:, 3:6].argmax(dim=1)
     assert all(len(codes[level == item].unique(dim=0)) == 1 for item in level.unique())
     constant = CellEncoder(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))

@@ -109,7 +109,7 @@ def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:
 
 
 def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
-    """Convert the paired differences between methods to dictionaries for the HTML template, in descending order."""
+    """Convert the paired differences between methods to dictionaries for the HTML page, largest absolute one first."""
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference

@@ -194,7 +194,7 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
     with optional_packages("pictures"):
         import PIL.Image as _  # noqa: F401, PLC0415 - optional
     if is_plugin:
-        size = options.image_size or (FOLDER_IMAGE_SIZE if image_set is None else image_set.size)
+        size = options.image_size or (FOLDER_IMAGE_SIZE if image_set is None else image_set.image_side)
         return _open_plugin_network(options.backbone, size, device)
     return open_extractor(options.backbone, weights=options.weights, device=device)
 

@@ -227,7 +227,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
     layout = detect_folders(path) or make_layout(list_pictures_by_class(path))
-    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_IMAGE_SIZE)
+    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], image_side=FOLDER_IMAGE_SIZE)
 
 
 def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
@@ -252,7 +252,7 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
         return datasets.load_features(path)
     pictures = locate_pictures(text)
     if pictures is not None and pictures.name == "source" and image_size is None and detect_split_folders(path) is None:
-        pictures = replace(pictures, size=GREY_IMAGE_SIZE, grey=True, variant="grey")
+        pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, grey=True, variant="grey")
     if pictures is None:
         names = [
             *by_name,

@@ -147,10 +147,10 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
     views, prior = [], 1 / (len(ADAPTIVE_SETTINGS.bandwidths) * len(ADAPTIVE_SETTINGS.ridges))
     for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
-        kernel, right = ((part / (-bandwidth * median)).exp() for part in distances)
+        kernel, query_kernel = ((part / (-bandwidth * median)).exp() for part in distances)
         for ridge in ADAPTIVE_SETTINGS.ridges:
             is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY)
-            views.append(_ridge_view(kernel, right, ridge, hot, prior, float(is_default)))
+            views.append(_ridge_view(kernel, query_kernel, ridge, hot, prior, float(is_default)))
     return views
 
 
@@ -159,21 +159,21 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     support, query = rows
     gram = support @ support.transpose(1, 2)
     size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_squared_value)
-    kernel, right = gram / size + 1, support @ query.transpose(1, 2) / size + 1
+    kernel, query_kernel = gram / size + 1, support @ query.transpose(1, 2) / size + 1
     ridges = ADAPTIVE_SETTINGS.linear_ridges
-    return [_ridge_view(kernel, right, ridge, hot, 1 / len(ridges)) for ridge in ridges]
+    return [_ridge_view(kernel, query_kernel, ridge, hot, 1 / len(ridges)) for ridge in ridges]
 
 
 def _ridge_view(
-    kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
+    kernel: Tensor, query_kernel: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
-    """Fit kernel ridge regression to one-hot labels; compute scores of queries, and leave-one-out scores of support."""
+    """Fit kernel ridge regression to one-hot labels; compute scores of queries and left-out support rows."""
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
     coefficients = inverse @ targets  # (episodes, n_support, n_way)
     left_out = targets - coefficients / inverse.diagonal(dim1=1, dim2=2)[..., None]
-    return AdaptiveView(left_out, right.transpose(1, 2) @ coefficients, prior, fixed_weight)
+    return AdaptiveView(left_out, query_kernel.transpose(1, 2) @ coefficients, prior, fixed_weight)
 
 
 def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:

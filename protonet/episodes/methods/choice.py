@@ -73,7 +73,7 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
 
 def choose_method(text: str, argument: str = "method") -> ChosenMethod:
     """Choose one method by a text, see `choose_methods`; error messages name the ``argument``."""
-    choice, settings = _parse_text(text, argument)
+    choice, settings = _parse_method(text, argument)
     return _add_settings(choice, settings)
 
 
@@ -84,7 +84,7 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     of several numbers, the separator is ``/``. Without settings, the values of the method's `SearchSpace` annotations
     are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
     """
-    choice, texts = _parse_text(text, argument)
+    choice, texts = _parse_method(text, argument)
     known = list_method_settings(choice.spec.function)
     settings = {
         name: [*map(format_setting, keyword.candidate_values)]
@@ -102,7 +102,7 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     return choices
 
 
-def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
+def _parse_method(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
     """Split the text of a method into the method without settings, and the texts of its settings by name."""
     parts = METHOD_TEXT_PATTERN.fullmatch(text)
     assert parts is not None, "it matches any text"

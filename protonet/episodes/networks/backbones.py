@@ -16,7 +16,7 @@ from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import raise_input_error
 
 RESNET12_CHANNELS = (64, 160, 320, 640)  #: Channels of the four blocks of ResNet-12.
-RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
+LEAKY_RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
 DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the feature map.
 #: The backbones for square images, with the smallest side of an image in pixels that each can process.
 MIN_IMAGE_SIDES = {"conv": 8, "conv4": 16, "resnet12": 16}
@@ -127,14 +127,14 @@ class ResidualBlock(nn.Module):
         layers: list[nn.Module] = []
         for layer in range(3):
             layers += [nn.Conv2d(channels if layer else before, channels, 3, padding=1, bias=False)]
-            layers += [BatchNorm(channels), nn.LeakyReLU(RELU_SLOPE)]
+            layers += [BatchNorm(channels), nn.LeakyReLU(LEAKY_RELU_SLOPE)]
         self.path = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, bias=False), BatchNorm(channels))
         self.drop = drop
 
     def forward(self, x: Tensor) -> Tensor:
         """Map feature maps (n, before, side, side) to feature maps (n, channels, side // 2, side // 2)."""
-        pooled: Tensor = self.drop(F.max_pool2d(F.leaky_relu(self.path(x) + self.shortcut(x), RELU_SLOPE), 2))
+        pooled: Tensor = self.drop(F.max_pool2d(F.leaky_relu(self.path(x) + self.shortcut(x), LEAKY_RELU_SLOPE), 2))
         return pooled
 
 

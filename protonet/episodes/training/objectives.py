@@ -1,4 +1,4 @@
-"""Objectives of meta-training: losses on episodes, for prototypes, prototypical networks, FEAT, MAML and ANIL.
+"""Objectives of meta-training: losses of cosine prototypes, prototypical networks, FEAT, MAML and ANIL.
 
 Each objective is a subclass of `MetaLearner`, which holds the encoder and all modules that are trained with it.
 """
