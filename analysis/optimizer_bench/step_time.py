@@ -1,6 +1,7 @@
-"""Measure an optimizer's CPU time per step and state size relative to AdamW, alternately on one thread.
+"""Measure an optimizer's CPU time per step and state size relative to AdamW.
 
-The networks are the networks of visible workloads and of streams, with their gradients, and others by shapes.
+The optimizers take turns on one thread. Parameters and gradients are those of the networks of the bench's workloads,
+and of further networks that are given by their shapes.
 
 AdamW is torch's default implementation, which loops over parameters, and torch's fused kernel.
 """

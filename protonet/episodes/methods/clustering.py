@@ -219,7 +219,7 @@ def oslo(
     return logits - logits.amax(dim=2, keepdim=True) + inlier.transpose(1, 2)
 
 
-def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+def centre_and_normalize_support(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
     """Centre all rows by `compute_episode_centre`, and scale the support rows to unit norm.
 
     For speed, queries are not scaled; the factors (episodes, 1, n_queries) that scale them to unit norm are returned.
@@ -247,8 +247,8 @@ def rectify_prototypes(
     shorter than the rows, and a class without rows keeps its mean.
 
     Args:
-        episodes: Rows from `compute_unit_rows`.
-        scale: (episodes, 1, n_queries), the factors on queries from `compute_unit_rows`.
+        episodes: Rows from `centre_and_normalize_support`.
+        scale: (episodes, 1, n_queries), the factors on queries from `centre_and_normalize_support`.
         temperature: > 0, divides the cosines. 0.1 is the factor of 10 of paper and code.
         paper: Whether to follow the paper instead of the code: the weights of a class's rows are the exponentials of
             their cosines over the sum of these, and support rows keep their labels. The support rows then determine
@@ -300,7 +300,7 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020),
         https://arxiv.org/abs/1911.10713, in the code of Veilleux et al. (2021), bdcspn.py.
     """
-    support, query, scale = compute_unit_rows(episodes)
+    support, query, scale = centre_and_normalize_support(episodes)
     unit = replace(episodes, support=support, query=query)
     prototypes, _ = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)
     if paper:  # of unit norm, distances are in the order of cosines
@@ -342,7 +342,7 @@ def laplacian_shot(
     Source: Ziko et al., "Laplacian regularized few-shot learning" (2020), eqs. 1, 10 and algorithm 1,
         https://arxiv.org/abs/2006.15486, with the rectification of its code (train_lshot.py).
     """
-    support, query, scale = compute_unit_rows(episodes)
+    support, query, scale = centre_and_normalize_support(episodes)
     unit = replace(episodes, support=support, query=query)
     if rectify:
         prototypes, offset = rectify_prototypes(unit, scale, temperature=temperature, paper=paper)

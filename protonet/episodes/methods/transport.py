@@ -201,7 +201,7 @@ def proto_lp(
 
 
 def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
-    """Transform rows (episodes, n, dim) by a power, and reduce them to ``n_dims`` singular vectors of unit norm."""
+    """Power-transform rows (episodes, n, dim), reduce them by SVD to ``n_dims``, centre and normalize them."""
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(POWER_TRANSFORM_OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))

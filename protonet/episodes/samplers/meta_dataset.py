@@ -89,7 +89,7 @@ class MetaDataset(Sampler):
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
-        classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
+        classes, queries, shots = self._draw_classes_and_shots(index, seed, first, n_episodes)
         size, start, drawn = index.size[classes], index.start[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
         shape = (n_episodes, META_DATASET_MAX_WAY, MAX_SUPPORT_ROWS + MAX_QUERIES_PER_CLASS)
@@ -106,13 +106,15 @@ class MetaDataset(Sampler):
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Return the classes and query counts of the first episodes, see `Sampler.count`, without drawing rows."""
-        classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
+        classes, queries, _ = self._draw_classes_and_shots(index, seed, 0, n_episodes)
         n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
         class_mask.scatter_(1, classes.where(queries > 0, n_classes), value=True)
         return class_mask[:, :-1], queries.sum(dim=1)
 
-    def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw_classes_and_shots(
+        self, index: ClassIndex, seed: int, first: int, n_episodes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw each episode's classes from one group; return them with their numbers of queries and support rows."""
 
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
