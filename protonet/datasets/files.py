@@ -93,12 +93,8 @@ MEMORY_MAPPED_DTYPES = ("float16", "float32", "float64")  #: The dtypes of featu
 NPY_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def load_npz(path: str | Path) -> Dataset:
+def load_npz(path: str | Path, *, memory_map: bool = False) -> Dataset:
     """Load features and labels from an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
-
-    Features are memory-mapped if ``x`` is as ``numpy.savez`` writes it: not compressed, in C order, and of dtype
-    float16, float32 or float64. Rows are then read from the disk when they are used, and `Dataset.release_memory` frees
-    their memory. This function reads all rows once, block by block, to find NaN.
 
     Args:
         path: A file of ``numpy.savez``, which must not change while the data are in use, with
@@ -110,17 +106,20 @@ def load_npz(path: str | Path) -> Dataset:
             - perhaps ``maps`` (3,), channels, height and width, if each row is the feature maps of a network.
 
             Strings may be bytes in UTF-8.
+        memory_map: Whether to memory-map ``x`` if it is as ``numpy.savez`` writes it: not compressed, in C order, and
+            of dtype float16, float32 or float64. Rows are then read from the disk when they are used, and
+            `Dataset.release_memory` frees their memory. Writing to such an ``x`` would end the process.
 
     Returns:
         A data set of the rows, flattened and not scaled; float32 unless memory-mapped. Integer classes are numbered in
-        ascending order. Writing to a memory-mapped ``x`` would end the process.
+        ascending order. All rows are read once, block by block, to find NaN.
 
     Raises:
         InputError: There is no such file, it is not an NPZ file, ``x`` or ``y`` is missing, there are object arrays or
             NaN, the lengths of the arrays differ, or a class is on two sides.
     """
     path = Path(path)
-    mapped = memory_map_array(path)
+    mapped = memory_map_array(path) if memory_map else None
     arrays = read_arrays(path, {"y", "split", "maps"} | ({"x"} if mapped is None else set()))
     if mapped is not None:
         return _make_npz_dataset(mapped[0], arrays, mapped[1])

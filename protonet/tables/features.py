@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -266,9 +267,10 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
     others = [column for column in groups if column != name]
     more = f" (so do those of {', '.join(others)})" if others else ""
     repeat = f"values of {name} repeat, nearly always with the same class{more}"
+    option = f"`group` {shlex.quote(name)}"
     if not groups[name].is_certain:
-        return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, `group` {name}"]
-    advice = f"if rows with the same value have the same source, `group` {name} holds them out together"
+        return [f"warning: {repeat}; do rows with the same value have the same source? If so, {option}"]
+    advice = f"if rows with the same value have the same source, {option} holds them out together"
     return [f"warning: {groups[name].n_repeated_values} {repeat}; {advice}"]
 
 

@@ -245,7 +245,7 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
         return make_dataset("text", split.train_x, split.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
-        return datasets.load_npz(path)
+        return datasets.load_npz(path, memory_map=True)
     if path.suffix.lower() == ".csv":
         return datasets.load_csv(path)
     if path.suffix.lower() in FEATURE_READERS:

@@ -171,9 +171,9 @@ def parse_method_settings(name: str, method: Callable[..., object], texts: Mappi
     texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
     for setting in texts:
         if setting not in known:
+            must = f"have settings of {name} that exist" if known else f"have no settings for {name}"
             remedy = f"There are {', '.join(known)}." if known else "Leave them out."
-            got = f"{setting!r}" if known else f"{setting!r}, which has none"
-            raise_input_error("method", f"have settings of {name} that exist", got, remedy)
+            raise_input_error("method", must, repr(setting), remedy)
     chosen = [(keyword, texts[setting]) for setting, keyword in known.items() if setting in texts]
     return {keyword.parameter: _parse_setting(name, keyword, text) for keyword, text in chosen}
 

@@ -74,8 +74,8 @@ def split_unit(cell: str) -> tuple[str, str]:
             text, unit = text.replace(symbol, ""), unit or symbol
     if _is_currency(unit) or "." in text or "," in text:
         text = _POWER_LETTER.sub(lambda letter: f"e{_LETTER_EXPONENTS[letter[1]]}", text)
-    unit = unit.casefold()
-    return text, unit.removesuffix("s") if len(unit) > 2 else unit  # "lbs" is "lb"
+    unit = unicodedata.normalize("NFKC", unit.casefold())  # "m²" is "m2"
+    return text.strip().replace("( ", "("), unit.removesuffix("s") if len(unit) > 2 else unit  # "lbs" is "lb"
 
 
 def _is_unit(match: re.Match[str]) -> bool:

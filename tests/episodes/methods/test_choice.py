@@ -282,7 +282,7 @@ def test_settings_of_a_function_of_the_user() -> None:
 def test_errors_of_settings() -> None:
     for method, texts, message in [
         ("tim", {"weight": "1"}, "must have settings of tim that exist; got 'weight'. There are weights, temperature"),
-        ("protonet", {"a": "1"}, "got 'a', which has none"),
+        ("protonet", {"a": "1"}, "have no settings for protonet; got 'a'"),
         ("tim", {"weights": "1,1"}, "must have settings of their kind, 3 numbers .*; got '1,1' for weights of tim"),
         ("tim", {"steps": "1.5"}, "a whole number; got '1.5' for steps of tim. Pass a whole number such as 1000"),
         ("tim", {"temperature": "nan"}, "a number; got 'nan'"),

@@ -37,7 +37,10 @@ from protonet.tables.delimited import MISSING_TEXTS
 
 #: How people write a number with a unit, a currency or a sign of approximation, and the unit.
 UNIT_PATTERNS = {
-    **{f"{{}}{unit}": unit.lower() for unit in ("kg", "cm", "km/h", "m2", "m²", "KW", "mmHg", "g", "l/100km", "°C")},
+    **{
+        f"{{}}{unit}": unit.lower().replace("²", "2")
+        for unit in ("kg", "cm", "km/h", "m2", "m²", "KW", "mmHg", "g", "l/100km", "°C")
+    },
     **{f"{{}} {unit}": unit.lower() for unit in ("kg", "mg/dL", "kWh/m2", "Stk", "zł")},
     **{"{} lbs": "lb", "{} years": "year", "{} year": "year", "{} kg.": "kg", "{}%": "%", "{} $": "$", "US${}": "us$"},
     **{"CHF {}": "chf", "{}EUR": "eur", "eur {}": "eur", "Rs. {}": "rs", "Rs.{}": "rs", "₹ {}": "₹", "CHF {}.-": "chf"},
@@ -145,6 +148,7 @@ class TestNumeric:
     def test_formats(self) -> None:
         points: dict[str, float] = {"-$5": -5, "$-5": -5, "\N{MINUS SIGN}5": -5, "(5)": -5, "5¥": 5, "3‰": 3}
         points |= {"12'345": 12345, "20 °C": 20, "1e3": 1000, ".5": 0.5, "5.": 5, "1,23,456": 123456}
+        points |= {"$ (1,234.5)": -1234.5, "($ 5.5)": -5.5, "(1,234.5) €": -1234.5, "$ 7 ": 7}
         points |= {"1.50-": -1.5, "1,234.5-": -1234.5}
         points |= {"$1.12M": 1.12e6, "€408K": 408e3, "($1.2M)": -1.2e6, "USD 45k": 45e3, "£2bn": 2e9, "1.5k": 1500}
         points |= {"1.2 million": 1.2e6, "300 thousand": 3e5, "$3.4 billion": 3.4e9, "12 Mio. €": 12e6, "3 lakh": 3e5}
