@@ -6,13 +6,15 @@ import argparse
 import difflib
 import math
 import os
+import signal
 import sys
 import tempfile
 import textwrap
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -125,8 +127,9 @@ def run_command(
     Returns:
         0 for success, 2 for an error of the user, 130 after Ctrl-C, and 1 for a bug.
     """
+    interrupts: list[int] = []
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _record_interrupts(interrupts):
             warnings.filterwarnings("ignore", module=r"PIL\b")  # of large or unusual pictures; errors are reported
             command(arguments)
     except KeyboardInterrupt as interrupt:
@@ -141,9 +144,31 @@ def run_command(
         print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Exception as error:
+        if interrupts:
+            print(f"{prog}: interrupted", file=sys.stderr)
+            return 130
         print(f"{prog}: {write_bug_report(prog, error)}", file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _record_interrupts(interrupts: list[int]) -> Iterator[None]:
+    """Record Ctrl-C in a list, too: a package that it interrupts while it is imported may raise another error."""
+
+    def interrupt(number: int, _: object) -> NoReturn:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write_bug_report(prog: str, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -43,6 +44,19 @@ def test_exit_codes(error: BaseException | None, code: int, line: str, capsys: p
 
     assert run_command("cmd", command, ["a"]) == code
     assert capsys.readouterr().err == line
+
+
+def test_ctrl_c_that_becomes_another_error_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RecursionError from None  # as a package that is interrupted while it is imported
+
+    handler = signal.getsignal(signal.SIGINT)
+    assert run_command("cmd", command) == 130
+    assert capsys.readouterr().err == "cmd: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 BUGS = (RuntimeError("a bug"), ValueError("of ours"), TypeError("of ours"), ImportError("of ours"), AssertionError())
