@@ -9,13 +9,18 @@ from pathlib import Path
 LARGEST = 2_000_000
 
 
+def end_in_one_newline(text: bytes) -> bytes:
+    """Replace the end of a text by one newline; a text of white space becomes empty."""
+    return text.rstrip(b"\r\n") + b"\n" if text.strip() else b""
+
+
 def mend_ending(path: Path) -> bool:
     """Return whether a file's end had to be mended."""
     text = path.read_bytes()
-    ending = text.rstrip(b"\r\n") + b"\n" if text.strip() else b""
-    if text == ending:
+    mended = end_in_one_newline(text)
+    if text == mended:
         return False
-    path.write_bytes(ending)
+    path.write_bytes(mended)
     return True
 
 

@@ -34,8 +34,6 @@ from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.ui.command_line import CommandParser, check_output_options
 
-#: Options that name columns. White space around names is removed, as from the names in files.
-COLUMN_OPTIONS = {"label", "group", "id", "columns", "drop"}
 #: Optional packages that ``page`` and ``serve`` import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
 
@@ -96,8 +94,6 @@ def make_parser(name: str) -> CommandParser:
             groups[group] = parser.add_mutually_exclusive_group() if exclusive else parser.add_expert_group(group)
         if "Path" in kind:
             settings["type"] = Path
-        elif declared.name in COLUMN_OPTIONS:
-            settings["type"] = str.strip
         if is_positional(declared):
             groups[group].add_argument(declared.name, **settings)
             continue

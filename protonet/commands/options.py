@@ -64,6 +64,10 @@ def option(
     return field(default=default, metadata=extra | settings)
 
 
+#: Declare an option that names columns. White space around names is removed, as from the names in files.
+column_option = partial(option, type=str.strip)
+
+
 def get_option_name(field: Field[Any]) -> str:
     """Get the name on the command line, such as ``--time-limit``, of the option that a dataclass field declares."""
     return f"-{field.name}" if len(field.name) == 1 else f"--{field.name.replace('_', '-')}"
@@ -140,7 +144,7 @@ class ReadOptions(CommandOptions):
 class LabelOptions(ReadOptions):
     """Options of commands that read a table with labels."""
 
-    label: str | None = option("the column of the labels (default: as in fit)")
+    label: str | None = column_option("the column of the labels (default: as in fit)")
     labels_file: Path | None = option("the labels of an NPY table, also NPY", group=_READ_GROUP)
 
 
@@ -160,7 +164,7 @@ class FitOptions(ResultOptions):
     """The options of ``fit``."""
 
     table: Path = positional(_TABLE_HELP)
-    label: str | None = option(f"the column of the labels (default: {DEFAULT_LABEL_COLUMN})")
+    label: str | None = column_option(f"the column of the labels (default: {DEFAULT_LABEL_COLUMN})")
     output: Path | None = option(
         "the model file to write, .protonet (default: print the results only)", None, "-o", suffixes=MODEL_SUFFIXES
     )
@@ -175,11 +179,11 @@ class FitOptions(ResultOptions):
         parse=_parse_seconds,
     )
     verbose: bool = option("also print the views with their weights, and all baselines", False, group=_RESULT_GROUP)
-    group: str | None = option(_GROUP_HELP)
-    columns: Sequence[str] | None = option(
+    group: str | None = column_option(_GROUP_HELP)
+    columns: Sequence[str] | None = column_option(
         "the columns to use as features (default: all but the label)", group="|features"
     )
-    drop: Sequence[str] = option("columns that are not features", (), group="|features")
+    drop: Sequence[str] = column_option("columns that are not features", (), group="|features")
     column_type: Sequence[str] = option(_TYPES_HELP, (), metavar="NAME=TYPE")
     unlabelled: Path | None = option("more rows, without labels, for semi-supervised learning")
     classes: Path | None = option(
@@ -188,7 +192,9 @@ class FitOptions(ResultOptions):
         "--describe",
         metavar="A,B|FILE",
     )
-    id: str | None = option("a column that identifies the rows; predict copies it to its output", group=_ROW_GROUP)
+    id: str | None = column_option(
+        "a column that identifies the rows; predict copies it to its output", group=_ROW_GROUP
+    )
     missing_values: str | None = option(
         "texts that mean a missing label or value, separated by commas (default: NA, N/A, ?, - and similar)",
         metavar="A,B",
@@ -270,7 +276,7 @@ class SuggestOptions(ReadOptions):
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
     )
-    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
+    label: str | None = column_option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,10 +332,10 @@ class PageOptions(ReadOptions, AddressOptions):
     classes: str | None = option("the initial classes (default: the model's, or none)", metavar="NAME,NAME")
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
-    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
+    label: str | None = column_option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
     port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_up_to, 65535))
-    group: str | None = option(_GROUP_HELP, group="columns, initially")
-    drop: Sequence[str] = option("columns that are not features", (), group="columns, initially")
+    group: str | None = column_option(_GROUP_HELP, group="columns, initially")
+    drop: Sequence[str] = column_option("columns that are not features", (), group="columns, initially")
     column_type: Sequence[str] = option(
         "types of columns, as in fit", (), metavar="NAME=TYPE", group="columns, initially"
     )

@@ -44,9 +44,8 @@ MIN_PRESENT_CLASS_FRACTION = 0.9
 class ClassList:
     """The classes on each side of a benchmark's split, and the list's source: an entry of ``class_lists.json``."""
 
-    benchmark: (
-        str  #: The name and the source of the benchmark, such as "CUB-200-2011, the split of Chen et al. (2019)".
-    )
+    #: The name and the source of the benchmark, such as "CUB-200-2011, the split of Chen et al. (2019)".
+    benchmark: str
     source: str  #: The repository, the commit and the file that the list was taken from.
     pictures: Mapping[str, int]  #: The number of pictures on each side of ``SPLIT_SIDES``.
     sha256: str  #: SHA-256 of the lines ``side<tab>class``, sorted by side, then by class.

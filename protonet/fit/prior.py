@@ -76,13 +76,11 @@ class PriorInput(NamedTuple):
     view_statistics: Tensor  #: (views, N_VIEW_STATISTICS) float32: statistics of each view.
     view_tags: Tensor  #: (views, tags) float32, 0 or 1: the tags of each view.
     dataset_statistics: Tensor  #: (N_DATASET_STATISTICS,) float32: statistics of the data set.
-    initial_log_influence: (
-        Tensor  #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
-    )
+    #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
+    initial_log_influence: Tensor
     view_spreads: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes.
-    initial_inverse_temperature: (
-        float  #: Inverse temperature that the held-out rows alone suggest, for cosines divided by their spread.
-    )
+    #: Inverse temperature that the held-out rows alone suggest, for cosines divided by their spread.
+    initial_inverse_temperature: float
 
 
 def encode_tags(specs: Sequence[ViewSpec]) -> Tensor:

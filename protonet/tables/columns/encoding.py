@@ -214,7 +214,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_F
     if date_format := infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
     max_levels = max(TYPE_INFERENCE.max_levels, TYPE_INFERENCE.max_levels_per_row * len(present))
-    if len(distinct) <= max_levels and not are_sentences(present.tolist()):
+    if len(distinct) <= max_levels and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
     if are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
@@ -243,14 +243,14 @@ def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, 
     return "duration" if are_durations(distinct, allow_times_of_day=named) else ""
 
 
-def are_sentences(cells: Sequence[object]) -> bool:
+def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
     """Test whether non-missing cells are sentences: several words each, and too many occur once to be categories."""
-    counts = Counter(map(str, cells))
-    word_counts = sorted(len(cell.split()) for cell in counts)
-    unique = sum(count == 1 for count in counts.values())
-    are_rare = len(counts) > TYPE_INFERENCE.max_levels and unique >= TYPE_INFERENCE.min_unique_fraction * len(cells)
-    is_phrase = word_counts[len(word_counts) // 2] >= TYPE_INFERENCE.min_words_per_text
-    return is_phrase and (are_rare or unique == len(cells))
+    word_counts = sorted(len(str(cell).split()) for cell in distinct)
+    if word_counts[len(word_counts) // 2] < TYPE_INFERENCE.min_words_per_text:
+        return False
+    unique = sum(count == 1 for count in Counter(cells).values())
+    are_rare = len(distinct) > TYPE_INFERENCE.max_levels and unique >= TYPE_INFERENCE.min_unique_fraction * len(cells)
+    return are_rare or unique == len(cells)
 
 
 def fit_column_as(
