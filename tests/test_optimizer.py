@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from protonet.optimizer import CustomOptimizer, StackOptimizer
 from protonet.optimizer.preconditioner import BasisBlock
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import STEP_SIZE_SEARCH
+from protonet.optimizer.settings import STEP_SIZE
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -107,12 +107,12 @@ def test_sparse_gradients_are_errors_before_anything_moves() -> None:
 
 def test_the_anneal_is_a_line_to_the_last_step() -> None:
     """Against interpolation between the places where the line bends."""
-    last = STEP_SIZE_SEARCH.final_fraction / STEP_SIZE_SEARCH.anneal_fraction
+    last = STEP_SIZE.final_rate_fraction / STEP_SIZE.anneal_fraction
     for total in (1, 7, 10, 400):
-        bends = [(1 - STEP_SIZE_SEARCH.anneal_fraction) * total, (1 - STEP_SIZE_SEARCH.final_fraction) * total]
-        factors = [OptimizerRun(1.0, total).anneal(steps) for steps in range(total + 3)]
+        bends = [(1 - STEP_SIZE.anneal_fraction) * total, (1 - STEP_SIZE.final_rate_fraction) * total]
+        factors = [OptimizerRun(1.0, total).annealing_factor(steps) for steps in range(total + 3)]
         np.testing.assert_allclose(factors, np.interp(range(total + 3), bends, [1, last]))
-    assert [OptimizerRun(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
+    assert [OptimizerRun(1.0).annealing_factor(steps) for steps in (0, 10**9)] == [1, 1]
 
 
 def test_total_steps_change_only_the_end_of_a_run() -> None:
@@ -216,7 +216,7 @@ def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
     for p in parameters:
         p.grad = torch.randn(p.shape, generator=generator)
     optimizer.step()
-    blocks_of = {index: batch.blocks for batch in optimizer.stepper.batches for index in batch.indices}
+    blocks_of = {index: batch.basis_blocks for batch in optimizer.stepper.batches for index in batch.slice_ids}
     return [[(block.axis, block.basis.shape[2]) for block in blocks_of[index]] for index in range(len(shapes))]
 
 
@@ -249,7 +249,7 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
 
 def find_rows(optimizer: CustomOptimizer) -> BasisBlock:
     """Return the block of the rows of an optimizer's one matrix."""
-    return next(block for block in optimizer.stepper.batches[0].blocks if block.axis == 1)
+    return next(block for block in optimizer.stepper.batches[0].basis_blocks if block.axis == 1)
 
 
 def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_turns_back() -> None:
@@ -263,9 +263,9 @@ def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_tu
         optimizer.step()
     rows = find_rows(optimizer)
     onward = int(rows.basis[0, 0].abs().argmax())  # the direction nearest to the row with the constant slope
-    factors = rows.factors[0]
+    factors = rows.log_factors[0]
     assert factors[onward] > factors[1 - onward] + 0.2
-    assert factors.abs().max() <= STEP_SIZE_SEARCH.max_log_step_factor
+    assert factors.abs().max() <= STEP_SIZE.max_log_step_factor
 
 
 @pytest.mark.parametrize("turning", [False, True])
@@ -281,7 +281,7 @@ def test_directions_without_gradient_keep_their_factor(turning: bool) -> None:
     rows = find_rows(optimizer)
     silent = rows.basis[0, 12:].norm(dim=0) > 0.9
     assert int(silent.sum()) == 4
-    assert float(rows.factors[0, silent].abs().max()) < 0.1
+    assert float(rows.log_factors[0, silent].abs().max()) < 0.1
 
 
 def test_no_step_is_much_longer_than_the_limit_and_the_factors_allow() -> None:
@@ -324,7 +324,7 @@ def test_rows_of_an_embedding_that_are_seldom_seen_take_shorter_steps() -> None:
     assert bool(optimizer.state[p]["embedding"])
     assert 0 < new < frequent
     assert not any(others)
-    assert optimizer.state[p]["slow_mean"].numel() == 0
+    assert optimizer.state[p]["slow_avg"].numel() == 0
 
 
 @pytest.mark.parametrize(("extra", "halfway"), [([], 0.625), ([(4, 3)], 1.0)], ids=["alone", "with a matrix"])
@@ -340,7 +340,7 @@ def test_steps_of_embeddings_alone_shrink_over_the_last_four_fifths_of_a_run(
             p.grad[:3] = 1
         optimizer.step()
     run = optimizer.stepper.runs[0]
-    assert run.anneal(run.steps) == pytest.approx(halfway)
+    assert run.annealing_factor(run.steps) == pytest.approx(halfway)
 
 
 MEMBERS, STEPS = 3, 30
@@ -393,9 +393,9 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
             torch.testing.assert_close(p.detach(), weight[member], rtol=1e-9, atol=1e-9)
     for run, member_optimizer in zip(optimizer.stepper.runs, optimizers, strict=True):
         alone_run = member_optimizer.stepper.runs[0]
-        assert (run.steps, run.skipped, run.slopes, run.turns) == (
-            *(alone_run.steps, alone_run.skipped),
-            *(alone_run.slopes, alone_run.turns),
+        assert (run.steps, run.n_skipped, run.n_slopes, run.n_sign_changes) == (
+            *(alone_run.steps, alone_run.n_skipped),
+            *(alone_run.n_slopes, alone_run.n_sign_changes),
         )
         assert run.rate == pytest.approx(alone_run.rate, rel=1e-9)
 
@@ -405,11 +405,11 @@ def test_members_go_together_for_as_long_as_they_can() -> None:
     optimizer = StackOptimizer([(stack, 0.0)])
     gradient = torch.ones(MEMBERS, 4, 3)
     optimizer.step([gradient])
-    assert [batch.indices for batch in optimizer.stepper.batches] == [[0, 1, 2]]
+    assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 1, 2]]
     gradient[1] = math.nan
     optimizer.step([gradient])
-    assert [batch.indices for batch in optimizer.stepper.batches] == [[0, 2], [1]]
-    assert [run.skipped for run in optimizer.stepper.runs] == [0, 1, 0]
+    assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 2], [1]]
+    assert [run.n_skipped for run in optimizer.stepper.runs] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

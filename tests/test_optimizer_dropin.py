@@ -159,16 +159,16 @@ def test_parameters_keep_their_state_when_a_group_goes_or_one_is_replaced() -> N
     for size, p in enumerate(ps, 1):
         p.grad = torch.full_like(p, float(size))
     optimizer.step()
-    usual = [float(optimizer.state[p]["gradient_size"]) for p in ps]
+    usual = [float(optimizer.state[p]["gradient_rms"]) for p in ps]
     assert usual == pytest.approx([1.0, 2.0, 3.0])
     del optimizer.param_groups[0]
     new = nn.Parameter(torch.ones(4, 3))
     optimizer.param_groups[0]["params"][0] = new
     new.grad = torch.full_like(new, 7.0)
     optimizer.step()
-    assert float(optimizer.state[ps[2]]["gradient_size"]) == pytest.approx(3.0)
+    assert float(optimizer.state[ps[2]]["gradient_rms"]) == pytest.approx(3.0)
     assert int(optimizer.state[ps[2]]["step"]) == 2
-    assert float(optimizer.state[new]["gradient_size"]) == pytest.approx(7.0)
+    assert float(optimizer.state[new]["gradient_rms"]) == pytest.approx(7.0)
     assert int(optimizer.state[ps[0]]["step"]) == 1
 
 
@@ -256,7 +256,7 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     distances, nearest = torch.cdist(sample(2000).detach(), modes).min(1)
     counts = torch.bincount(nearest[distances < 0.3], minlength=8)
     assert int(counts.min()) >= 20
-    assert all(optimizer.stepper.runs[0].settled_rate for optimizer in optimizers)
+    assert all(optimizer.stepper.runs[0].rate_after_search for optimizer in optimizers)
 
 
 def test_a_hugging_face_trainer_ends_no_worse_than_with_adamw(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ train(later, resumed, range(20, 40))
 owned = [len(optimizer.optim.state) for optimizer in (divided, resumed)]
 assert 0 < owned[0] == owned[1] < 4, owned
 runs = [optimizer.stepper.runs[0] for optimizer in (reference, divided.optim, resumed.optim)]
-assert [run.skipped for run in runs] == [1, 1, 1], runs
+assert [run.n_skipped for run in runs] == [1, 1, 1], runs
 assert [run.steps for run in runs] == [39, 39, 39], runs
 for run in runs[1:]:
     assert abs(run.rate / runs[0].rate - 1) < 1e-9, runs
@@ -397,7 +397,7 @@ def test_the_state_takes_up_to_four_times_that_of_adamw() -> None:
         for p in ps:
             p.grad = torch.ones_like(p)
         optimizer.step()
-        parts = [vars(part) for batch in optimizer.stepper.batches for part in (batch, *batch.blocks)]
+        parts = [vars(part) for batch in optimizer.stepper.batches for part in (batch, *batch.basis_blocks)]
         tensors = [x for part in parts for x in part.values() if isinstance(x, Tensor)]
         assert sum(x.untyped_storage().nbytes() for x in tensors) <= 4 * 2 * 4 * sum(p.numel() for p in ps), shapes[0]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, create_slice_state
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import SKIPPED_BEFORE_WARNING, STEP_SIZE_SEARCH, ParameterGroup, raise_error
+from protonet.optimizer.settings import N_SKIPPED_BEFORE_WARNING, STEP_SIZE, ParameterGroup, raise_error
 from protonet.optimizer.stepper import Stepper
 
 
@@ -74,14 +74,14 @@ class CustomOptimizer(torch.optim.Optimizer):
         max_lr = max(float(group["lr"]) for group in self.param_groups)
         if not max_lr:
             raise_error("lr", "be > 0 in one group at least, as the unit of later values", "0", "Use the default.")
-        self.stepper = Stepper(OptimizerRun(STEP_SIZE_SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
+        self.stepper = Stepper(OptimizerRun(STEP_SIZE.usual_step_size / max_lr, total_steps), sharded=sharded)
         self._saved_run: dict[str, Any] | None = None  # the entry of the first group
         self._entries: list[Any] = []  # of each parameter of the batches: itself, its group, its state
 
     @property
     def skipped(self) -> int:
         """Number of steps that were skipped because a gradient was not finite."""
-        return self.stepper.runs[0].skipped
+        return self.stepper.runs[0].n_skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, after validation of its settings."""
@@ -125,7 +125,7 @@ class CustomOptimizer(torch.optim.Optimizer):
     def _set_parameter_states(self, batches: Iterable[ParameterBatch]) -> None:
         """Set the state of each parameter, which users see, to views of the stacked tensors of the batches."""
         for batch in batches:
-            for row, index in enumerate(batch.indices):
+            for row, index in enumerate(batch.slice_ids):
                 state = self._entries[3 * index + 2] = batch.get_state(row)
                 self.state[self._entries[3 * index]] = state
 
@@ -157,7 +157,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         self._synchronize_run()
         if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
             self._set_parameter_states(new)
-        if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
+        if skipped < self.skipped == N_SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
             text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return loss

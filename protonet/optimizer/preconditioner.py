@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from protonet.optimizer.settings import PRECONDITIONER, STEP_SIZE_SEARCH
+from protonet.optimizer.settings import PRECONDITIONER, STEP_SIZE
 
 
 @dataclass
@@ -18,45 +18,45 @@ class BasisBlock:
     """The eigenbases of n adjacent rows or columns of stacked matrices (matrices, rows, columns)."""
 
     axis: int  #: 1 for rows, 2 for columns.
-    start: int  #: The index of the first row or column.
-    statistics: Tensor  #: (matrices, n, n), the average of the gradients' second moments.
-    basis: Tensor  #: (matrices, n, n), the eigenvectors of ``statistics`` as columns.
-    factors: Tensor  #: (matrices, n), the logarithms of the eigenvectors' step size factors.
-    slopes: Tensor  #: (matrices, n), the averages of the squared slopes along eigenvectors.
-    inverse: Tensor = field(init=False)  #: The transposed basis, a view.
+    start_index: int  #: The index of the first row or column.
+    second_moments: Tensor  #: (matrices, n, n), the average of the gradients' second moments.
+    basis: Tensor  #: (matrices, n, n), the eigenvectors of ``second_moments`` as columns.
+    log_factors: Tensor  #: (matrices, n), the logarithms of the eigenvectors' step size factors.
+    squared_slopes: Tensor  #: (matrices, n), the averages of the squared slopes along eigenvectors.
+    transposed_basis: Tensor = field(init=False)  #: The transpose of ``basis``, a view.
 
     def __post_init__(self) -> None:
-        """Set the inverse of the basis to a view of its transpose."""
-        self.inverse = self.basis.mT
+        """Set ``transposed_basis`` to a view of the basis."""
+        self.transposed_basis = self.basis.mT
 
-    def view_part(self, matrices: Tensor) -> Tensor:
+    def view_block(self, matrices: Tensor) -> Tensor:
         """View the rows or columns of this block in stacked matrices (matrices, rows, columns)."""
         n = self.basis.shape[2]
-        return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start, n)
+        return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start_index, n)
 
-    def rotate(self, matrices: Tensor, rotation: Tensor, transposed: Tensor) -> Tensor:
+    def rotate_block(self, matrices: Tensor, rotation: Tensor, transposed: Tensor) -> Tensor:
         """Multiply this block's rows or columns of matrices by rotations (matrices, n, n) or their transposes."""
-        part = self.view_part(matrices)
+        part = self.view_block(matrices)
         return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, transposed)
 
     def update_statistics(self, gradient: Tensor) -> None:
         """Update the moving average of the second moments with gradients (matrices, rows, columns)."""
-        part = self.view_part(gradient) if self.axis == 1 else self.view_part(gradient).mT
+        part = self.view_block(gradient) if self.axis == 1 else self.view_block(gradient).mT
         decay = PRECONDITIONER.second_moment_decay**PRECONDITIONER.gradient_interval
-        self.statistics.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
+        self.second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
 
     def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
         """Update the basis by a power iteration; rotate moments ``averages`` and ``square`` to the new basis."""
-        trace = self.statistics.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-        power = torch.bmm(self.statistics, self.basis).addcmul_(self.basis, PRECONDITIONER.damping * trace)
+        trace = self.second_moments.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+        power = torch.bmm(self.second_moments, self.basis).addcmul_(self.basis, PRECONDITIONER.damping * trace)
         basis = torch.linalg.qr(power)[0]
         rotation = torch.bmm(basis.mT, self.basis)
         self.basis.copy_(basis)
         for average in averages:
-            self.view_part(average).copy_(self.rotate(average, rotation, rotation.mT))
+            self.view_block(average).copy_(self.rotate_block(average, rotation, rotation.mT))
         overlaps = rotation.square_()  # of the old directions with the new ones
-        self.view_part(square).copy_(self.rotate(square, overlaps, overlaps.mT))
-        for vector in (self.factors, self.slopes):
+        self.view_block(square).copy_(self.rotate_block(square, overlaps, overlaps.mT))
+        for vector in (self.log_factors, self.squared_slopes):
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
 
@@ -64,7 +64,7 @@ def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: boo
     """Transform matrices (matrices, rows, columns) to the eigenbases of their sides, or ``back`` from them."""
     for blocks in sides:
         parts = [
-            block.rotate(matrices, *((block.basis, block.inverse) if back else (block.inverse, block.basis)))
+            block.rotate_block(matrices, *(block.basis, block.transposed_basis)[:: 1 if back else -1])
             for block in blocks
         ]
         matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
@@ -77,17 +77,17 @@ def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tenso
     ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,
     and ``block_of`` (n,) the block of each eigenvector. Factors and averages are updated in place, slopes overwritten.
     """
-    usual.mul_(STEP_SIZE_SEARCH.slope_size_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE_SEARCH.slope_size_decay)
+    usual.mul_(STEP_SIZE.slope_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE.slope_decay)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
-    silent = usual <= peaks.mul_(STEP_SIZE_SEARCH.min_relative_slope**2).index_select(0, block_of)
+    silent = usual <= peaks.mul_(STEP_SIZE.min_relative_slope**2).index_select(0, block_of)
     moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0)
-    bound = 1 / math.sqrt(1 - STEP_SIZE_SEARCH.slope_size_decay**step)
+    bound = 1 / math.sqrt(1 - STEP_SIZE.slope_decay**step)
     moves.clamp_(-bound, bound)
     alive = torch.segment_reduce((~silent).to(moves.dtype), "sum", lengths=lengths, unsafe=True)
     means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
     moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
-    gain = (STEP_SIZE_SEARCH.direction_gain + STEP_SIZE_SEARCH.early_direction_gain / step) / bound
-    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE_SEARCH.max_log_step_factor, STEP_SIZE_SEARCH.max_log_step_factor)
+    gain = (STEP_SIZE.eigenvector_gain + STEP_SIZE.early_eigenvector_gain / step) / bound
+    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
 
 
 def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:

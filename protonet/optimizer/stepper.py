@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, is_short_vector
 from protonet.optimizer.preconditioner import adapt_factors
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE_SEARCH, ParameterGroup
+from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
 
 class Stepper:
@@ -43,12 +43,12 @@ class Stepper:
             bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
         if bad:
             for run in bad:
-                self.runs[run].skipped += 1
+                self.runs[run].n_skipped += 1
             gradients = {index: gradient for index, gradient in gradients.items() if index % len(self.runs) not in bad}
             if not gradients:
                 return
             active, stacks, norms = self._stack_grads(gradients)
-        known = {index for batch in active for index in batch.indices}
+        known = {index for batch in active for index in batch.slice_ids}
         if new := [index for index, norm in norms.items() if norm and index not in known]:
             self.add_states({index: self._create_state(index, gradients[index]) for index in new})
             active, stacks, norms = self._stack_grads(gradients)
@@ -61,10 +61,10 @@ class Stepper:
             p, group = self.slices[index]
             embedding = bool(state["embedding"])
             layout = "short" if is_short_vector(state) else tuple(p.shape)
-            kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
+            kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["exp_avg"].dtype)
             alike[layout, kind].append(index)
         for indices in alike.values():
-            count = max(1, STEP_CONFIG.max_batch_elements // max(states[index]["mean"].numel() for index in indices))
+            count = max(1, STEP_CONFIG.max_batch_elements // max(states[index]["exp_avg"].numel() for index in indices))
             for start in range(0, len(indices), count):
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
@@ -83,11 +83,11 @@ class Stepper:
         """
         batches, self.batches = self.batches, []
         for batch in batches:
-            rows = [[row for row, n in enumerate(batch.indices) if (n in gradients) == has] for has in (True, False)]
-            self.batches += [batch.select(part) for part in rows] if all(rows) else [batch]
-        active = [batch for batch in self.batches if batch.indices[0] in gradients]
-        stacks = [batch.stack([gradients[index] for index in batch.indices]) for batch in active]
-        indices = [index for batch in active for index in batch.indices]
+            rows = [[row for row, n in enumerate(batch.slice_ids) if (n in gradients) == has] for has in (True, False)]
+            self.batches += [batch.select_slices(part) for part in rows] if all(rows) else [batch]
+        active = [batch for batch in self.batches if batch.slice_ids[0] in gradients]
+        stacks = [batch.stack_gradients([gradients[index] for index in batch.slice_ids]) for batch in active]
+        indices = [index for batch in active for index in batch.slice_ids]
         known = {*indices}
         new = [index for index in gradients if index not in known]
         norms = [torch.linalg.vector_norm(stack, dim=(1, 2)) for stack in stacks]
@@ -98,9 +98,9 @@ class Stepper:
 
     def _update_parameters(self, active: list[ParameterBatch], stacks: list[Tensor], norms: dict[int, float]) -> None:
         """Adapt step sizes to the stacked gradients ``stacks``, and update the parameters of active batches."""
-        groups = [self.slices[batch.indices[0]][1] for batch in active]
+        groups = [self.slices[batch.slice_ids[0]][1] for batch in active]
         observed = [
-            batch.observe(stack, [norms[index] for index in batch.indices], group)
+            batch.update_bases(stack, [norms[index] for index in batch.slice_ids], group)
             for batch, stack, group in zip(active, stacks, groups, strict=True)
         ]
         products = iter(_to_floats([products for _, products, _ in observed]))
@@ -109,9 +109,10 @@ class Stepper:
         for batch, group in zip(active, groups, strict=True):
             lr = float(group["unit_lr"] if "unit_lr" in group else group["lr"])
             factor = float(group["lr"]) / lr if lr else 0.0
-            max_step = EMBEDDING.max_step / EMBEDDING.rate_factor if batch.embedding else STEP_CONFIG.max_step
-            shared = [lr, factor, max_step / (lr or 1.0), float(not batch.embedding)]
-            for index, length in zip(batch.indices, batch.step_lengths, strict=True):
+            max_step = (EMBEDDING if batch.is_embedding else STEP_CONFIG).max_weight_change
+            max_step /= EMBEDDING.step_size_factor if batch.is_embedding else 1.0
+            shared = [lr, factor, max_step / (lr or 1.0), float(not batch.is_embedding)]
+            for index, length in zip(batch.slice_ids, batch.step_lengths, strict=True):
                 statistics[index % len(self.runs)].append([-length * next(products), *shared])
         if self.sharded:
             statistics = {
@@ -123,22 +124,22 @@ class Stepper:
                 self.runs[index].adapt_rate(slope, lr or 1.0, factor)
                 self.runs[index].cap_rate(max_rate, embeddings_alone=not others)
         self._adapt_eigenvector_factors(active, [slopes for *_, slopes in observed])
-        rates = [run.rate * run.anneal(run.steps) for run in self.runs]
+        rates = [run.rate * run.annealing_factor(run.steps) for run in self.runs]
         for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
-            parameters = [self.slices[index][0] for index in batch.indices]
-            batch.update_parameters(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
+            parameters = [self.slices[index][0] for index in batch.slice_ids]
+            batch.update_parameters(rotated, [rates[i % len(rates)] for i in batch.slice_ids], parameters, group)
         for index, rows in statistics.items():
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
 
     def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
-        """Update the step size factors of eigenvectors, given each batch of parameters' derivatives along them."""
+        """Update the step size factors of eigenvectors, given each batch's slopes along eigenvectors."""
         alike = defaultdict[Any, list[int]](list)
         for position, batch in enumerate(active):
-            if batch.blocks:
-                alike[batch.step, batch.factors.dtype, batch.factors.device].append(position)
+            if batch.basis_blocks:
+                alike[batch.step, batch.eigenvector_state.dtype, batch.eigenvector_state.device].append(position)
         for (step, *_), positions in alike.items():
             batches = [active[position] for position in positions]
-            factors = [batch.factors.view(2, -1) for batch in batches]
+            factors = [batch.eigenvector_state.view(2, -1) for batch in batches]
             joint = torch.cat(factors, 1)  # (2, directions of all)
             if joint.device not in self._layouts or self._layouts[joint.device][0] != batches:
                 lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
@@ -191,7 +192,7 @@ class StackOptimizer:
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
-        start: float = STEP_SIZE_SEARCH.usual_rate,
+        start: float = STEP_SIZE.usual_step_size,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
         total_steps: int | None = None,
