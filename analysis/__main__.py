@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    from solution.start import start
+    from solution.start import start_command
 
-    sys.exit(start("analysis.__main__"))
+    sys.exit(start_command("analysis.__main__"))
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from protonet.ui.command_line import CommandParser, check_known_name, run_command
 
 PROG = "analysis"
-#: The module of each study, and the question that it answers, by name.
+#: By name of a study: its module below ``analysis``, and its description in the list of studies.
 STUDIES = {
     "contest": ("contest.trial", "pack the submission and evaluate it as the contest does"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in STUDIES:
         return run_command(PROG, print_studies, arguments[:1])
 
-    def command(remaining: Sequence[str] | None) -> None:
+    def run_named_study(remaining: Sequence[str] | None) -> None:
         from analysis.shared.runner import run_study  # noqa: PLC0415 - with torch, which takes a second
 
         run_study(f"{PROG} {name}", importlib.import_module(f"{PROG}.{STUDIES[name][0]}"), remaining)
 
-    return run_command(f"{PROG} {name}", command, arguments[1:])
+    return run_command(f"{PROG} {name}", run_named_study, arguments[1:])

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    from solution.start import start
+    from solution.start import start_command
 
-    sys.exit(start("solution.pack"))
+    sys.exit(start_command("solution.pack"))
 
 import ast
 import io
@@ -28,7 +28,7 @@ from protonet.errors import raise_input_error
 from protonet.ui.command_line import CommandParser, check_output_path, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
-ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")
+ENTRY_MODULES = ("protonet", "protonet.fit", "protonet.fit.solver")
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST_FILE = "agentics.solution.json"
 MANIFEST_COMMANDS = ("setup", "build", "run")
@@ -37,7 +37,7 @@ ZIP_NAME, SINGLE_FILE_NAME = "protonet-agentics.zip", "solution.py"
 OPTIMIZER_FILE_NAME, CONFIG_FILE_NAME = "custom_optimizer.py", "optimizer_config.json"
 
 #: The contest's limits on an archive: bytes, entries, and bytes of the note in the manifest.
-MAX_BYTES, MAX_ENTRIES, MAX_NOTE_BYTES = 20 << 20, 256, 1024
+MAX_ARCHIVE_BYTES, MAX_ENTRIES, MAX_NOTE_BYTES = 20 << 20, 256, 1024
 
 
 def library_files(root: Path = ROOT) -> dict[str, str]:
@@ -53,7 +53,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         InputError: A file imports a package that the contest does not provide.
     """
     files: dict[str, str] = {}
-    waiting = list(ENTRY_POINTS)
+    waiting = list(ENTRY_MODULES)
     while waiting:
         module = waiting.pop()
         path = PurePosixPath(module.replace(".", "/"))
@@ -63,7 +63,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
             continue
         files[str(file)] = source = (root / file).read_text(encoding="utf-8")
         package = module if file.stem == "__init__" else module.rpartition(".")[0]
-        for name in _imports(ast.parse(source), package):
+        for name in _imported_names(ast.parse(source), package):
             top = name.partition(".")[0]
             if top not in ALLOWED_IMPORTS:
                 remedy = "Move it out of the solver's way."
@@ -74,8 +74,8 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the absolute names that a module imports, also in functions, but not for type checking only."""
+def _imported_names(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the absolute names that a module of ``package`` imports, without imports for type checking only."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -89,7 +89,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def pack_zip() -> bytes:
-    """Make the Agentics ZIP of manifest, scripts, ``solution.py`` and library, and check it against the limits."""
+    """Make the ZIP archive for Agentics (manifest, scripts, ``solution.py``, library); check it against the limits."""
     here = ROOT / "solution"
     manifest = (here / MANIFEST_FILE).read_text(encoding="utf-8")
     names = [MANIFEST_FILE, "solution.py", *json.loads(manifest)["commands"].values()]
@@ -114,7 +114,7 @@ def pack_single_file() -> bytes:
     return template.replace(empty, empty.replace("{}", "{\n" + "".join(entries) + "}")).encode()
 
 
-def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
+def join_package_modules(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
     """Join the modules of a package into the source of one module that can be imported alone.
 
     Args:
@@ -129,7 +129,7 @@ def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
     sources[package] = sources.pop(f"{package}.__init__")
     trees = {module: ast.parse(source) for module, source in sources.items()}
     graph = {
-        module: [source for name in _imports(tree, package) if (source := name.rpartition(".")[0]) in trees]
+        module: [source for name in _imported_names(tree, package) if (source := name.rpartition(".")[0]) in trees]
         for module, tree in trees.items()
     }
     elsewhere, bodies = set[str](), list[str]()
@@ -150,15 +150,15 @@ def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
 
 
 def _format_literal(text: str) -> str:
-    """Format a text as a Python literal, with line breaks if possible."""
+    """Format a text as a Python literal: a raw string with its line breaks, or an escaped one if that is impossible."""
     readable = f"r'''{text}'''"
     plain = "'''" not in text and not text.endswith(("'", "\\")) and not {"\r", "\0"} & set(text)
     return readable if plain else repr(text)
 
 
 def check_archive(files: Mapping[str, str], size: int) -> None:
-    """Raise an InputError if an archive of ``size`` bytes, with texts by path, violates the contest's limits."""
-    _require(size <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", size)
+    """Raise an InputError if an archive of ``size`` bytes, with file texts by path, violates the contest's limits."""
+    _require(size <= MAX_ARCHIVE_BYTES, f"have at most {MAX_ARCHIVE_BYTES} bytes", size)
     _require(len(files) <= MAX_ENTRIES, f"have at most {MAX_ENTRIES} entries", len(files))
     manifest = json.loads(files[MANIFEST_FILE])
     keys = ["commands", "note", "protocol", "protocol_version"]
@@ -177,13 +177,13 @@ def check_archive(files: Mapping[str, str], size: int) -> None:
 
 
 def _require(condition: bool, constraint: str, got: object, argument: str = "archive") -> None:
-    """Raise an InputError unless a condition on the archive holds."""
+    """Raise an InputError unless ``condition`` holds; ``argument`` is "archive" or the name of a file in it."""
     if not condition:
         raise_input_error(argument, constraint, got, "Correct solution/ and pack again.")
 
 
 def _write_submissions(arguments: Sequence[str] | None) -> None:
-    """Write all submissions to a folder, and print a line for each."""
+    """Write all submissions to the folder of ``--output``, and print a line for each."""
     parser = CommandParser(
         "solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer."
     )
@@ -191,7 +191,7 @@ def _write_submissions(arguments: Sequence[str] | None) -> None:
     folder = check_output_path("--output", parser.parse_args(arguments).output, folder=True)
     submissions = {ZIP_NAME: pack_zip(), SINGLE_FILE_NAME: pack_single_file()}
     config = (ROOT / "solution" / CONFIG_FILE_NAME).read_bytes()
-    submissions |= {OPTIMIZER_FILE_NAME: join_package().encode(), CONFIG_FILE_NAME: config}
+    submissions |= {OPTIMIZER_FILE_NAME: join_package_modules().encode(), CONFIG_FILE_NAME: config}
     for name, data in submissions.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")

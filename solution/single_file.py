@@ -1,7 +1,7 @@
 """The submission in a single file, made by ``python -m solution.pack`` from the sources of protonet (MIT).
 
-``LIBRARY_FILES`` holds the library protonet, file by file as it is in the repository; what follows it imports the
-library from there. The class ``Solution`` at the end is what the contest calls.
+``LIBRARY_FILES`` holds the library protonet, file by file as it is in the repository; the code below imports
+the library from there. The class ``Solution`` at the end is what the contest calls.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch import nn
 LIBRARY_FILES: dict[str, str] = {}
 
 
-class _Library(MetaPathFinder, ExecutionLoader):
-    """Finds and loads the modules in ``LIBRARY_FILES``."""
+class _EmbeddedLibraryFinder(MetaPathFinder, ExecutionLoader):
+    """Import finder and loader of the modules in ``LIBRARY_FILES``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if self._find(fullname) in LIBRARY_FILES else None
+        return spec_from_loader(fullname, self) if self._path_of(fullname) in LIBRARY_FILES else None
 
     def is_package(self, fullname: str) -> bool:
-        return self._find(fullname).endswith("__init__.py")
+        return self._path_of(fullname).endswith("__init__.py")
 
     def get_source(self, fullname: str) -> str:
-        return LIBRARY_FILES[self._find(fullname)]
+        return LIBRARY_FILES[self._path_of(fullname)]
 
     def get_filename(self, fullname: str) -> str:
-        return f"{__file__}/{self._find(fullname)}"
+        return f"{__file__}/{self._path_of(fullname)}"
 
     @staticmethod
-    def _find(fullname: str) -> str:
+    def _path_of(fullname: str) -> str:
         """Return the path of a module in ``LIBRARY_FILES``, given its full name."""
         path = fullname.replace(".", "/")
         package = f"{path}/__init__.py"
@@ -48,13 +48,13 @@ def _load_library() -> ModuleType:
     """Import protonet from ``LIBRARY_FILES``; ``sys.path`` and ``sys.meta_path`` are restored."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "protonet"]:
         del sys.modules[name]
-    library = _Library()
-    sys.meta_path.insert(0, library)
+    finder = _EmbeddedLibraryFinder()
+    sys.meta_path.insert(0, finder)
     try:
         for path in LIBRARY_FILES:
             __import__(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     finally:
-        sys.meta_path.remove(library)
+        sys.meta_path.remove(finder)
     return sys.modules["protonet"]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
 from protonet.optimizer import CustomOptimizer
-from solution.pack import join_package
+from solution.pack import join_package_modules
 from tests.optimizer_cases import distance, loss_on, make_model, same, through_file, train, trained, weights
 
 
@@ -256,7 +256,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
 
     The packed optimizer is all that the processes have of the library.
     """
-    (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
+    (tmp_path / "custom_optimizer.py").write_text(join_package_modules(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
     command = [sys.executable, "-c", START + REPLICATED + DIVIDED + END, str(tmp_path / "meeting")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

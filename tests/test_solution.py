@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import protonet
 from analysis.contest.trial import evaluate_submission
-from analysis.contest.worker import load_solution
+from analysis.contest.worker import import_solution
 from protonet.datasets import Split, sample_family
 from protonet.optimizer import CustomOptimizer
 from solution import pack
@@ -30,7 +30,7 @@ from solution.pack import (
     MANIFEST_FILE,
     ROOT,
     check_archive,
-    join_package,
+    join_package_modules,
     library_files,
     main,
     pack_single_file,
@@ -116,7 +116,7 @@ def test_a_manifest_that_the_contest_refuses(changes: dict[str, object], message
 
 def test_limits_of_an_archive() -> None:
     good = {MANIFEST_FILE: json.dumps(GOOD)}
-    check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_BYTES)
+    check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_ARCHIVE_BYTES)
     with pytest.raises(ValueError, match=r"^`archive` must have at most 256 entries; got 257"):
         check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
 
@@ -132,7 +132,7 @@ def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path
     (tmp_path / "made").mkdir()
     for name, source in sources.items():
         (tmp_path / "made" / name).write_text(source)
-    joined = join_package("made", tmp_path)
+    joined = join_package_modules("made", tmp_path)
     assert joined == (
         '"""A package.\n"""\n\nfrom __future__ import annotations\n\nfrom typing import Any\nfrom typing import Final\n'
         "import math\n\n\n# A comment.\nFACTOR: Final[Any] = math.sqrt(4)\n\n\ndef double(x):\n"
@@ -151,7 +151,7 @@ def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
     CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
-    assert optimizer[0].read_text(encoding="utf-8") == join_package()
+    assert optimizer[0].read_text(encoding="utf-8") == join_package_modules()
     assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
     assert archive.read_bytes() == pack_zip()  # the same sources give the same bytes
     assert single.read_bytes() == pack_single_file()
@@ -162,7 +162,7 @@ def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(pack, "library_files", lambda: {"protonet/a.py": "x" * (pack.MAX_BYTES + 1)})
+    monkeypatch.setattr(pack, "library_files", lambda: {"protonet/a.py": "x" * (pack.MAX_ARCHIVE_BYTES + 1)})
     for arguments, message in (
         (["-o", str(tmp_path / "file")], "solution.pack: `--output` must be a folder that can be written; got"),
         (["extra"], "solution.pack: unexpected argument: extra"),
@@ -207,7 +207,7 @@ def import_system() -> Iterator[None]:
 
 @pytest.mark.usefixtures("import_system")
 def test_the_repository_imports_the_repository_library() -> None:
-    module = load_solution(SOURCE)
+    module = import_solution(SOURCE)
     assert module._library is protonet
     for metadata in ({"param_limit": 300.0}, None):
         assert score(module, sample_tiny(), metadata) > 0.8
@@ -216,20 +216,20 @@ def test_the_repository_imports_the_repository_library() -> None:
 @pytest.mark.usefixtures("import_system")
 def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
-    module = load_solution(tmp_path / "solution.py")
+    module = import_solution(tmp_path / "solution.py")
     assert module._library is not protonet
     origins = {
         Path(str(loaded.__file__)) for name, loaded in sys.modules.items() if name.partition(".")[0] == "protonet"
     }
     assert all(origin.is_relative_to(tmp_path) for origin in origins)
-    assert load_solution(tmp_path / "solution.py")._library is module._library
+    assert import_solution(tmp_path / "solution.py")._library is module._library
 
 
 @pytest.mark.usefixtures("import_system")
 def test_the_single_file_imports_its_embedded_library(tmp_path: Path) -> None:
     path = tmp_path / "anything.py"
     path.write_bytes(pack_single_file())
-    module = load_solution(path)
+    module = import_solution(path)
     path.unlink()
     assert module._library is sys.modules["protonet"] is not protonet
     assert module._library.__file__ == f"{path}/protonet/__init__.py"
@@ -239,7 +239,7 @@ def test_without_a_library(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "solution.py").write_bytes(SOURCE.read_bytes())
     with pytest.raises(ModuleNotFoundError, match=r"^solution: `protonet` must lie in .* Pack it again"):
-        load_solution(tmp_path / "a" / "solution.py")
+        import_solution(tmp_path / "a" / "solution.py")
 
 
 def test_clean_process_zip_and_unwritable_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from numpy.polynomial import Polynomial
 from scipy.special import hyp0f1, ive
 from torch import Tensor
 
-from analysis.shared.baselines import BASELINES, pool_labelled
+from analysis.shared.baselines import BASELINES, concat_train_and_val
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, parse_integers, run_all
 from analysis.shared.tables import format_mean, mean_and_error, paired_differences
 from protonet import solve
@@ -31,19 +31,20 @@ from protonet.losses import class_means
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-DEBYE_ORDER, DEBYE_TERMS = 30.0, 7  # from this order on the expansion is exact to 1e-11
-ROWS_PER_CHUNK = 1024  # query rows scored at once
-SOLVER, BAYES = "ours", "bayes"
-#: Methods beside the solver, in the order of the table: names of baselines, None for the Bayes rule.
+MIN_DEBYE_ORDER, N_DEBYE_TERMS = 30.0, 7  #: From this order on, the expansion is exact to 1e-11.
+ROWS_PER_CHUNK = 1024  #: Query rows whose scores are computed at once.
+SOLVER_METHOD, BAYES_METHOD = "ours", "bayes"
+#: The baseline of each method but the solver, in the order of the table; None for the Bayes rule.
 METHODS = {
     "nearest_mean": "nearest-mean",
     "cosine": "cosine",
     "mlp": "statement-mlp",
     "lda": "lda-closed-form",
     "logistic": "logistic-by-accuracy",
-    BAYES: None,
+    BAYES_METHOD: None,
 }
-COMPARED_METHODS = ("cosine", "lda", "logistic")  #: The regret is the difference to the best of these methods.
+#: The regret is the accuracy of the best of these methods minus that of the solver.
+REGRET_METHODS = ("cosine", "lda", "logistic")
 TABLE_NOTE = """
 Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
@@ -61,7 +62,7 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
     Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
     """
     k, order = kappa.double(), dim / 2 - 1
-    return _log_integral_debye(k, order) if order >= DEBYE_ORDER else _log_integral_scipy(k, order)
+    return _log_integral_debye(k, order) if order >= MIN_DEBYE_ORDER else _log_integral_scipy(k, order)
 
 
 def predict_bayes_sphere(
@@ -84,7 +85,7 @@ def predict_bayes_sphere(
         squared = x.square().sum(dim=1, keepdim=True) + 2 * x @ sums.T + squares  # (rows, num_classes)
         return log_vmf_integral(gain * squared.clamp_min(0).sqrt(), dim) - base
 
-    return _predict(score, query_x)
+    return _predict_in_chunks(score, query_x)
 
 
 def predict_bayes_gaussian(
@@ -111,7 +112,7 @@ def predict_bayes_gaussian(
         scores: Tensor = 2 * x @ (means / variances).T - x.square() @ variances.reciprocal().T - constant
         return scores
 
-    return _predict(score, query_x)
+    return _predict_in_chunks(score, query_x)
 
 
 def predict_bayes(split: Split) -> Tensor:
@@ -119,7 +120,7 @@ def predict_bayes(split: Split) -> Tensor:
     covariance, radius, k = split.noise_covariance, split.radius, split.num_classes
     if covariance is None:
         raise_input_error("split", "know its noise_covariance", "None", "Use a draw of shared noise.")
-    (x, y), query = pool_labelled(split), split.test_x
+    (x, y), query = concat_train_and_val(split), split.test_x
     variance = float(covariance[0, 0])
     if torch.equal(covariance, variance * torch.eye(len(covariance), dtype=torch.float64)):
         return predict_bayes_sphere(x, y, query, num_classes=k, radius=radius, noise=math.sqrt(variance))
@@ -140,15 +141,15 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
     exponent = order * (root - torch.log1p(root) - math.log(order))
     p = Polynomial([0.0, 1.0])
     term = series = Polynomial([1.0])  # in p = 1 / root
-    for i in range(1, DEBYE_TERMS):
+    for i in range(1, N_DEBYE_TERMS):
         term = 0.5 * p**2 * (1 - p**2) * term.deriv() + ((1 - 5 * p**2) * term).integ() / 8
         series = series + term / order**i
     total = torch.as_tensor(series(root.reciprocal().numpy()))
     return exponent + torch.log(total / torch.sqrt(2 * math.pi * order * root))
 
 
-def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
-    """Predict the class of each ``query`` row, the argmax of its scores (rows, num_classes), in chunks of rows."""
+def _predict_in_chunks(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
+    """Predict the class of each ``query`` row, the argmax of ``score(rows)`` (rows, num_classes), in chunks."""
     return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), ROWS_PER_CHUNK)])
 
 
@@ -156,13 +157,13 @@ class MethodRun(NamedTuple):
     """One run: a method on a sampled data set of a synthetic family."""
 
     family: str
-    n_train: int
-    n_val: int
+    n_train: int  #: Training samples per class.
+    n_val: int  #: Validation samples per class.
     seed: int
     num_classes: int
     dim: int
     method: str
-    limit: int | None  #: The parameter limit; None for methods other than the solver.
+    param_limit: int | None  #: Maximum number of parameters; None for methods other than the solver.
 
 
 def add_options(parser: StudyParser) -> None:
@@ -189,20 +190,22 @@ def run(options: argparse.Namespace) -> StudyReport:
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
         pairs: list[tuple[str, int | None]] = [(name, None) for name in methods]
-        pairs += [(SOLVER, limit) for limit in options.limits]
+        pairs += [(SOLVER_METHOD, limit) for limit in options.limits]
         for n_train, n_val in options.shots:
             for seed in seeds:
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
                 runs += [MethodRun(*draw, *pair) for pair in pairs]
     data, others = "protonet/datasets/synthetic.py", ("analysis/shared/baselines.py", "analysis/contest/draws.py")
     codes = hash_sources(data, *others, "protonet/losses.py"), hash_sources(data, *library_files())
-    rows = summarise(run_all(runs, run_method, options.state, lambda run: codes[run.method == SOLVER], unit="result"))
+    rows = summarise(
+        run_all(runs, run_method, options.state, lambda run: codes[run.method == SOLVER_METHOD], unit="result")
+    )
     return StudyReport(rows, tabulate(rows))
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a draw follow each other
 def sample_dataset(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
-    """Sample a data set of a synthetic family."""
+    """Sample a data set of a synthetic family, with ``n_train`` and ``n_val`` rows per class."""
     return sample_family(family, seed=seed, n_train=n_train, n_val=n_val, num_classes=num_classes, dim=dim)
 
 
@@ -210,8 +213,8 @@ def run_method(run: MethodRun) -> dict[str, Any]:
     """Measure accuracy in [0, 1] (None if the method does not apply), parameters and seconds of a run."""
     split = sample_dataset(*run[:6])
     started, parameters = time.perf_counter(), None
-    if run.method == SOLVER:
-        metadata = {"num_classes": run.num_classes, "input_dim": run.dim, "param_limit": run.limit}
+    if run.method == SOLVER_METHOD:
+        metadata = {"num_classes": run.num_classes, "input_dim": run.dim, "param_limit": run.param_limit}
         network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata)
         parameters = network.count_parameters()
         with torch.no_grad():
@@ -225,25 +228,25 @@ def run_method(run: MethodRun) -> dict[str, Any]:
 def predict_test_rows(split: Split, method: str) -> Tensor | None:
     """Predict the classes (n_test_rows,) int64 of the test samples; None if the method does not apply.
 
-    Methods are fitted to training and validation samples, but the MLP of the contest's statement to training samples.
+    Methods are fitted to training and validation samples, the MLP of the contest's statement to training samples only.
     """
     name = METHODS[method]
     if name is None:
         return None if split.noise_covariance is None else predict_bayes(split)
-    x, y = (split.train_x, split.train_y) if method == "mlp" else pool_labelled(split)
+    x, y = (split.train_x, split.train_y) if method == "mlp" else concat_train_and_val(split)
     return torch.from_numpy(BASELINES[name].fit(x.numpy(), y.numpy())(split.test_x.numpy()).predicted)
 
 
 def summarise(results: Mapping[MethodRun, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Collect accuracies in percent, and the solver's parameters and seconds, by family, shots and parameter limit."""
     rows = []
-    for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == SOLVER):
-        selected = {run: result for run, result in results.items() if run[:3] == key and run.limit in {None, limit}}
-        percent: dict[str, list[float]] = {SOLVER: []}
-        for run, result in selected.items():
-            if result["accuracy"] is not None:
-                percent.setdefault(run.method, []).append(100 * result["accuracy"])
-        ours = [result for run, result in selected.items() if run.method == SOLVER]
+    for key, limit in dict.fromkeys((run[:3], run.param_limit) for run in results if run.method == SOLVER_METHOD):
+        selected = [run for run in results if run[:3] == key and run.param_limit in {None, limit}]
+        percent: dict[str, list[float]] = {SOLVER_METHOD: []}
+        for run in selected:
+            if results[run]["accuracy"] is not None:
+                percent.setdefault(run.method, []).append(100 * results[run]["accuracy"])
+        ours = [results[run] for run in selected if run.method == SOLVER_METHOD]
         row = {"family": key[0], "shots": f"{key[1]}+{key[2]}", "limit": limit, "percent": percent}
         rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
     return rows
@@ -258,14 +261,14 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         percent = row["percent"]
-        ours, bayes = percent[SOLVER], percent.get(BAYES, [])
+        ours, bayes = percent[SOLVER_METHOD], percent.get(BAYES_METHOD, [])
         line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
         line.append(format_mean(paired_differences(bayes, ours), sign=True))
         for method in shown:
             other = percent.get(method, [])
             difference = format_mean(paired_differences(ours, other), sign=True)
             line.append(f"{mean_and_error(other)[0]:.2f} ({difference})" if other else "")
-        compared = [percent[method] for method in COMPARED_METHODS if method in percent]
+        compared = [percent[method] for method in REGRET_METHODS if method in percent]
         best: list[float] = max(compared, key=lambda values: mean_and_error(values)[0], default=[])
         line.append(format_mean(paired_differences(best, ours), sign=True))
         line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]

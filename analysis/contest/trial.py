@@ -31,16 +31,16 @@ from solution.pack import pack_single_file, pack_zip
 #: The official data. Only studies may use its seeds, not the library.
 NUM_CLASSES, DIM, PROTOTYPE_RADIUS, NOISE_STD = 128, 384, 2.5, 0.4
 PROTOTYPE_SEED, TRAIN_SEED, VAL_SEED, TEST_SEED = 2025, 1337, 2026, 4242
-CONTEST_CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
+SAMPLES_PER_CLASS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Train, val and test, by configuration.
 WORKER_FILE = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
 TIMEOUT_SECONDS = 3600.0
-SPLITS = ("train", "val", "test")
+SPLIT_NAMES = ("train", "val", "test")
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the study's options: the configuration of the contest and the kind of submission."""
-    known = partial(check_known_name, known_names=CONTEST_CONFIGS)
+    known = partial(check_known_name, known_names=SAMPLES_PER_CLASS)
     parser.add_option("--config", "official", "or agentics: 1 sample per class", known)
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     submission = pack_single_file() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
-    result = evaluate_submission(submission, sample_official(*CONTEST_CONFIGS[options.config]))
+    result = evaluate_submission(submission, sample_official_data(*SAMPLES_PER_CLASS[options.config]))
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\n"
     return StudyReport(described | result, line.format(**result))
@@ -75,11 +75,11 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
             (workspace / "solution.py").write_bytes(submission)
         for path in (*workspace.rglob("*"), workspace):  # read-only, as a contest may have it
             path.chmod(0o555 if path.is_dir() else 0o444)
-        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in SPLITS for side in "xy"}
+        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in SPLIT_NAMES for side in "xy"}
         np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
         limits = {"param_limit": param_limit, "baseline_accuracy": BASELINE_ACCURACY}
         described = {"num_classes": split.num_classes, "input_dim": split.train_x.shape[1], **limits, "device": "cpu"}
-        described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in SPLITS}
+        described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in SPLIT_NAMES}
         request = {**limits, "metadata": described, "solution": str(workspace / "solution.py")}
         request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
@@ -95,8 +95,8 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
         return result
 
 
-def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
-    """Sample the official data, equal to the contest's to the bit and in its order, given samples per class, >= 1.
+def sample_official_data(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
+    """Sample the official data, with the same bits and order as the contest's; counts are samples per class, >= 1.
 
     Source: Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
     """
@@ -113,7 +113,7 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
 
 
 def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sample n rows per class, and shuffle them, with one generator; return the rows and their classes."""
+    """Sample n rows per class around prototypes, in random order: rows (num_classes * n, dim) and their classes."""
     generator = torch.Generator().manual_seed(seed)
     rows = [prototype + NOISE_STD * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
     order = torch.randperm(NUM_CLASSES * n, generator=generator)

@@ -5,7 +5,7 @@ torch, numpy and what lies in its own workspace, whatever else is installed. The
 
 - ``solution``: path of ``solution.py``;
 - ``data``: path of an npz file: ``train_x`` (n, dim) float32, ``train_y`` (n,) int64, val and test alike;
-- ``metadata``: what ``solve`` gets as its third argument, or null;
+- ``metadata``: the third argument of ``solve``, or null;
 - ``param_limit`` and ``baseline_accuracy``: numbers, for the score;
 - ``result``: path of the JSON file to write.
 """
@@ -30,7 +30,7 @@ ALLOWED_MODULES = sys.stdlib_module_names | {
 SEED, BATCH_SIZE = 2025, 128
 
 
-class _AllowedFinder:
+class _RestrictedFinder:
     """An import finder that hides all modules except allowed modules and modules of the workspace."""
 
     def __init__(self, workspace: Path) -> None:
@@ -45,8 +45,8 @@ class _AllowedFinder:
         return spec if origin.is_relative_to(self.workspace) else None
 
 
-def load_solution(path: Path) -> ModuleType:
-    """Load ``solution.py`` as the contest does: by path, its folder not on ``sys.path``."""
+def import_solution(path: Path) -> ModuleType:
+    """Import ``solution.py`` by its path as the contest does, without its folder on ``sys.path``."""
     spec = importlib.util.spec_from_file_location("submitted_solution", path)
     assert spec is not None
     assert spec.loader is not None
@@ -66,10 +66,10 @@ def measure_peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate the submission of a request; return its accuracy, score, parameters, time, memory and versions."""
+def evaluate_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Train and test the submission of a request; return accuracy, score, parameters, time, memory and versions."""
     solution = Path(request["solution"])
-    finders: Any = [BuiltinImporter, FrozenImporter, _AllowedFinder(solution.parent)]
+    finders: Any = [BuiltinImporter, FrozenImporter, _RestrictedFinder(solution.parent)]
     sys.meta_path[:] = finders
     import numpy as np  # noqa: PLC0415 - the import system is narrowed first
     import torch  # noqa: PLC0415
@@ -78,7 +78,7 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     with np.load(request["data"]) as arrays:
         parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
     loaders = [DataLoader(TensorDataset(*part), batch_size=BATCH_SIZE, shuffle=part is parts[0]) for part in parts]
-    submission = load_solution(solution).Solution()
+    submission = import_solution(solution).Solution()
     torch.manual_seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - the contest does
     started = time.perf_counter()
@@ -107,4 +107,4 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(request["result"]).write_text(json.dumps(evaluate(request)), encoding="utf-8")
+    Path(request["result"]).write_text(json.dumps(evaluate_request(request)), encoding="utf-8")

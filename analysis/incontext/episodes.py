@@ -6,6 +6,7 @@ of classes of each table. The numbers are then converted to columns of mixed typ
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,18 +18,18 @@ from torch import Tensor
 from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, RANK_SCALE
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES
 
-#: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
-N_ACTIVATIONS, N_SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
+#: Numbers of activation functions and of waves in a smooth function; depth of a tree, modes of a class, regions.
+N_ACTIVATIONS, N_SMOOTH_WAVES, MAX_TREE_DEPTH, MAX_CLASS_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
 SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
 TableGenerator = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
-NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
+N_NUMERIC_CHANNELS = 3  #: Channels of a cell for numbers; the others are for categories.
 MAX_CATEGORY_LEVELS = 12  #: Maximal number of levels of a category.
-N_REPEATED_ROWS = 4  #: New rows that repeat labelled rows: the transformer learns what an equal row with a label means.
+N_REPEATED_ROWS = 4  #: New rows that repeat labelled rows, so that the transformer learns to copy their class.
 
 
-def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> SampledTables:
+def sample_tables(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> SampledTables:
     """Generate synthetic tables: values (tables, rows, columns) and 2 to ``max_classes`` classes (tables, rows)."""
     drawn = torch.randint(len(TABLE_FAMILIES), (tables,), generator=generator)
     values, classes = [], []
@@ -38,9 +39,9 @@ def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int,
         if not count:
             continue
         more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
-        counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(max_classes)
-        x, y = family(generator, count, rows, columns, counts)
-        corrupted = _corrupt(generator, torch.nan_to_num(x), y, counts)
+        n_classes = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(max_classes)
+        x, y = family(generator, count, rows, columns, n_classes)
+        corrupted = _corrupt_tables(generator, torch.nan_to_num(x), y, n_classes)
         values.append(corrupted[0])
         classes.append(corrupted[1])
     return torch.cat(values), torch.cat(classes)
@@ -61,33 +62,33 @@ def _integers(generator: torch.Generator, high: int, *shape: int) -> Tensor:
     return torch.randint(high, shape, generator=generator)
 
 
-def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
+def _sample_classes(generator: torch.Generator, n_classes: Tensor, *shape: int) -> Tensor:
     """Sample classes (tables, *shape) uniformly over the classes of each table."""
-    drawn = _integers(generator, 2**20, len(counts), *shape)
-    return drawn % counts.view(-1, *[1] * len(shape))
+    drawn = _integers(generator, 2**20, len(n_classes), *shape)
+    return drawn % n_classes.view(-1, *[1] * len(shape))
 
 
 def _standardise(z: Tensor) -> Tensor:
-    """Standardize each column over the rows of its table."""
+    """Standardize each column of ``z`` (tables, rows, columns) over the rows of its table."""
     z = z - z.mean(dim=1, keepdim=True)
     return z / (z.std(dim=1, keepdim=True) + 1e-6)
 
 
 def _rank(z: Tensor) -> Tensor:
-    """Compute the ranks of rows in each column, from 0."""
+    """Compute the ranks of rows, from 0, in each column of ``z`` (tables, rows, columns)."""
     return z.argsort(dim=1).argsort(dim=1)
 
 
-def _activate(z: Tensor, kind: Tensor) -> Tensor:
-    """Apply an activation function to each column, given its index ``kind``; 0 is the identity."""
+def _activate_columns(z: Tensor, function_index: Tensor) -> Tensor:
+    """Apply an activation function to each column, given its index; 0 is the identity."""
     curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
     bent = z
     for index, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
-        bent = torch.where(kind == index, curve, bent)
+        bent = torch.where(function_index == index, curve, bent)
     return bent
 
 
-def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
+def _sample_root_variables(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
     """Sample root variables of causal models (tables, rows, columns): normal, uniform, heavy-tailed or clustered."""
     shape = (tables, rows, columns)
     z = _normal(generator, *shape)
@@ -100,23 +101,23 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
     return torch.where(kind == 3, clustered, drawn)
 
 
-def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
-    """Bin scores (tables, rows) into ``counts`` classes at random thresholds, of similar frequencies if ``even``."""
+def _bin_scores(generator: torch.Generator, score: Tensor, n_classes: Tensor, is_balanced: Tensor) -> Tensor:
+    """Bin scores (tables, rows) into classes at random thresholds; ``is_balanced`` tables have similar frequencies."""
     weight = -_uniform(generator, len(score), N_CLASS_CODES).clamp_min(1e-9).log()
-    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (
-        torch.arange(N_CLASS_CODES) < counts[:, None]
+    weight = torch.where(is_balanced[:, None], 1 + 0.2 * weight, 0.5 + weight) * (
+        torch.arange(N_CLASS_CODES) < n_classes[:, None]
     )
     thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
     classes = (_rank(score)[:, :, None] / score.shape[1] >= thresholds[:, None]).sum(dim=2)
-    return torch.minimum(classes, (counts - 1)[:, None])
+    return torch.minimum(classes, (n_classes - 1)[:, None])
 
 
 def _make_causal_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
-    """Generate tables by a structural causal model: columns and class are nodes; the class is binned, or an argmax."""
+    """Generate tables by a structural causal model, whose nodes become columns; one or more nodes give the class."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
-    z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
+    z = _sample_root_variables(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
     layers = []
     for _ in range(int(_integers(generator, 3, 1)) + 2):
         shape = (tables, z.shape[2], width)
@@ -128,7 +129,8 @@ def _make_causal_tables(
             _integers(generator, N_ACTIVATIONS, tables, 1, width),
         )
         kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
-        z = _standardise(_activate(_standardise(z @ weight) + 0.5 * wild * _normal(generator, tables, 1, width), kind))
+        shift = 0.5 * wild * _normal(generator, tables, 1, width)
+        z = _standardise(_activate_columns(_standardise(z @ weight) + shift, kind))
         noise = 0.35 * _uniform(generator, tables, 1, width) * _uniform(generator, tables, 1, 1)
         layers.append(z := z + noise * _normal(generator, tables, rows, width))
     nodes = torch.cat(layers, dim=2)
@@ -137,66 +139,67 @@ def _make_causal_tables(
     x, others = nodes[:, :, :columns], nodes[:, :, columns:]
     score = others[:, :, 0] + others[:, :, 1] * (_uniform(generator, tables, 1) < 0.5)
     rivals = _standardise(others[:, :, 1 : 1 + N_CLASS_CODES])
-    absent = torch.arange(rivals.shape[2]) >= counts[:, None, None]
+    absent = torch.arange(rivals.shape[2]) >= n_classes[:, None, None]
     largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
-    one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
-    even = _uniform(generator, tables) < 0.7
-    return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
+    one = (_uniform(generator, tables) < 0.75) | (n_classes > rivals.shape[2])
+    is_balanced = _uniform(generator, tables) < 0.7
+    return x, torch.where(one[:, None], _bin_scores(generator, score, n_classes, is_balanced), largest)
 
 
 def _make_class_conditional_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
-    """Generate columns given the class: location and scale differ between classes; some classes have several modes."""
-    y = _classes(generator, counts, rows)
-    cumulative = _uniform(generator, tables, N_CLASS_CODES) * (torch.arange(N_CLASS_CODES) < counts[:, None])
+    """Generate columns given the class, with different locations and scales; some classes have several modes."""
+    y = _sample_classes(generator, n_classes, rows)
+    cumulative = _uniform(generator, tables, N_CLASS_CODES) * (torch.arange(N_CLASS_CODES) < n_classes[:, None])
     cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
     skewed = (_uniform(generator, tables, rows)[:, :, None] > cumulative[:, None]).sum(dim=2)
     uneven = _uniform(generator, tables, 1) < 0.4
-    y = torch.where(uneven, torch.minimum(skewed, (counts - 1)[:, None]), y)
-    modes = 1 + (_integers(generator, MAX_MODES, tables, 1) * (_uniform(generator, tables, 1) < 0.35))
-    component = MAX_MODES * y + _integers(generator, 2**20, tables, rows) % modes
+    y = torch.where(uneven, torch.minimum(skewed, (n_classes - 1)[:, None]), y)
+    modes = 1 + (_integers(generator, MAX_CLASS_MODES, tables, 1) * (_uniform(generator, tables, 1) < 0.35))
+    component = MAX_CLASS_MODES * y + _integers(generator, 2**20, tables, rows) % modes
     component = component[:, :, None].expand(tables, rows, columns)
     useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
     strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
-    mean = _normal(generator, tables, MAX_MODES * N_CLASS_CODES, columns) * useful * strength
+    mean = _normal(generator, tables, MAX_CLASS_MODES * N_CLASS_CODES, columns) * useful * strength
     differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
     wider = useful * (_uniform(generator, tables, 1, 1) < 0.2)  # a class is wider than another in all columns: a ring
     mean = mean * torch.where(wider.bool() & (_uniform(generator, tables, 1, 1) < 0.7), 0.2, 1.0)
-    logarithm = differs * _normal(generator, tables, MAX_MODES * N_CLASS_CODES, columns)
-    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_MODES * N_CLASS_CODES, 1)))
+    logarithm = differs * _normal(generator, tables, MAX_CLASS_MODES * N_CLASS_CODES, columns)
+    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_CLASS_MODES * N_CLASS_CODES, 1)))
     turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
     turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
-    noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
+    noise = _sample_root_variables(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
     return mean.gather(1, component) + spread.gather(1, component) * noise, y
 
 
 def _make_threshold_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
     """Generate classes from thresholds on a few columns: by the box that they form, or by a weighted sum over them."""
-    x = _draw_causes(generator, tables, rows, columns)
+    x = _sample_root_variables(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
     x = x @ (torch.eye(columns) + turn)
     used = (1 + _integers(generator, 3, tables)).clamp_max(columns)
-    column = _uniform(generator, tables, columns).argsort(dim=1).gather(1, _classes(generator, used, MAX_DEPTH))
-    value = x.gather(2, column[:, None].expand(tables, rows, MAX_DEPTH))
-    threshold = ((0.2 + 0.6 * _uniform(generator, tables, 1, MAX_DEPTH)) * (rows - 1)).long()
+    order = _uniform(generator, tables, columns).argsort(dim=1)
+    column = order.gather(1, _sample_classes(generator, used, MAX_TREE_DEPTH))
+    value = x.gather(2, column[:, None].expand(tables, rows, MAX_TREE_DEPTH))
+    threshold = ((0.2 + 0.6 * _uniform(generator, tables, 1, MAX_TREE_DEPTH)) * (rows - 1)).long()
     above = value > value.sort(dim=1).values.gather(1, threshold)
-    depth = 1 + torch.minimum(*(_integers(generator, MAX_DEPTH, tables) for _ in range(2)))
-    above = above & (torch.arange(MAX_DEPTH) < depth[:, None])[:, None]
-    box = (above * 2 ** torch.arange(MAX_DEPTH)).sum(dim=2)
-    decided = _classes(generator, counts, 2**MAX_DEPTH).gather(1, box)
-    score = (above * _normal(generator, tables, 1, MAX_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
-    summed = _bin_scores(generator, score, counts, _uniform(generator, tables) < 0.7)
+    depth = 1 + torch.minimum(*(_integers(generator, MAX_TREE_DEPTH, tables) for _ in range(2)))
+    above = above & (torch.arange(MAX_TREE_DEPTH) < depth[:, None])[:, None]
+    box = (above * 2 ** torch.arange(MAX_TREE_DEPTH)).sum(dim=2)
+    decided = _sample_classes(generator, n_classes, 2**MAX_TREE_DEPTH).gather(1, box)
+    score = (above * _normal(generator, tables, 1, MAX_TREE_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
+    summed = _bin_scores(generator, score, n_classes, _uniform(generator, tables) < 0.7)
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
 
 def _make_smooth_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
-    """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
-    x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
+    """Generate classes as the argmax of smooth or linear functions of a few columns, or of projections of columns."""
+    x, inner = _sample_root_variables(generator, tables, rows, columns), min(columns, 6)
     dense = _normal(generator, tables, columns, inner)
     dense = dense * (_uniform(generator, tables, columns, 1) < 0.1 + 0.9 * _uniform(generator, tables, 1, 1))
     chosen = _uniform(generator, tables, columns).argsort(dim=1)[:, None, :inner]
@@ -208,14 +211,14 @@ def _make_smooth_tables(
     smooth = waves @ _normal(generator, tables, N_SMOOTH_WAVES, N_CLASS_CODES)
     linear = z @ _normal(generator, tables, inner, N_CLASS_CODES) + 0.5 * _normal(generator, tables, 1, N_CLASS_CODES)
     score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
-    return x, score.masked_fill(torch.arange(N_CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
+    return x, score.masked_fill(torch.arange(N_CLASS_CODES) >= n_classes[:, None, None], -99.0).argmax(dim=2)
 
 
 def _make_interaction_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
     """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
-    x = _draw_causes(generator, tables, rows, columns)
+    x = _sample_root_variables(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
     triples = order[:, [position % columns for position in range(3)]][:, None].expand(tables, rows, 3)
     a, b, c = x.gather(2, triples).unbind(2)
@@ -225,28 +228,28 @@ def _make_interaction_tables(
     scores = torch.stack([*ways, *more, *radial], dim=1)
     score = scores[torch.arange(tables), _integers(generator, scores.shape[1], tables)]
     noisy = score + 0.05 * _normal(generator, tables, rows)
-    cut = _bin_scores(generator, noisy, counts, _uniform(generator, tables) < 0.6)
+    cut = _bin_scores(generator, noisy, n_classes, _uniform(generator, tables) < 0.6)
     levels = 2 + _integers(generator, 3, tables, 1)
     first, second = (_rank(z) * levels // rows for z in (a, b))
     third = (_rank(c) * 2 // rows) * (_uniform(generator, tables, 1) < 0.5)
-    decided = _classes(generator, counts, 64).gather(1, (first * 4 + second) * 2 + third)
+    decided = _sample_classes(generator, n_classes, 64).gather(1, (first * 4 + second) * 2 + third)
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
 def _make_region_tables(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+    generator: torch.Generator, tables: int, rows: int, columns: int, n_classes: Tensor
 ) -> SampledTables:
-    """Generate classes that are regions: a row has the class of the nearest of several centres in 1 to 4 columns."""
-    x = _draw_causes(generator, tables, rows, columns)
+    """Generate classes that are regions: a row has the class of the nearest centre, by distance in 1 to 4 columns."""
+    x = _sample_root_variables(generator, tables, rows, columns)
     used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
     regions = min(rows, MAX_REGIONS)
     distance = torch.cdist(x * used, x[:, :regions] * used)
     absent = torch.arange(regions) > 2 + _integers(generator, MAX_REGIONS, tables, 1)
     nearest = distance.masked_fill(absent[:, None], math.inf).argmin(dim=2)
-    return x, _classes(generator, counts, regions).gather(1, nearest)
+    return x, _sample_classes(generator, n_classes, regions).gather(1, nearest)
 
 
-#: The family of a table is one of these, sampled as often as it is listed.
+#: Generators of synthetic tables; the probability of each is proportional to how often it is listed.
 TABLE_FAMILIES: tuple[TableGenerator, ...] = (
     *(_make_causal_tables, _make_class_conditional_tables) * 2,
     *(
@@ -259,7 +262,7 @@ TABLE_FAMILIES: tuple[TableGenerator, ...] = (
 )
 
 
-def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _corrupt_tables(generator: torch.Generator, x: Tensor, y: Tensor, n_classes: Tensor) -> tuple[Tensor, Tensor]:
     """Corrupt tables like real data: noise columns, copied columns, skewed scales, measurement noise, wrong labels."""
     tables, rows, columns = x.shape
     x = _standardise(x)
@@ -280,17 +283,17 @@ def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -
     loud = 0.4 * _uniform(generator, tables, 1, columns) * _uniform(generator, tables, 1, 1) ** 2
     rate = 0.25 * _uniform(generator, tables, 1) ** 2 * (_uniform(generator, tables, 1) < 0.3)
     wrong = _uniform(generator, tables, rows) < rate
-    y = torch.where(wrong, _classes(generator, counts, rows), y)
+    y = torch.where(wrong, _sample_classes(generator, n_classes, rows), y)
     return _standardise(bent) + loud * _normal(generator, *x.shape), y
 
 
-class Columns(NamedTuple):
-    """Columns of numbers and categories, with masks of missing and categorical cells."""
+class ColumnBatch(NamedTuple):
+    """Numeric and categorical columns of several tables, with masks of missing and categorical cells."""
 
     values: Tensor  #: (tables, rows, columns) float32: the numbers, with missing values filled in.
-    missing: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
-    category: Tensor  #: (tables, 1, columns) bool: whether the column is a category.
-    level: Tensor  #: (tables, rows, columns) int64 < LEVELS: the levels of categories.
+    is_missing: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
+    is_category: Tensor  #: (tables, 1, columns) bool: whether the column is categorical.
+    level: Tensor  #: (tables, rows, columns) int64 < MAX_CATEGORY_LEVELS: the levels of categories.
 
 
 class Episodes(NamedTuple):
@@ -298,35 +301,33 @@ class Episodes(NamedTuple):
 
     cells: Tensor  #: (tables, rows, columns, N_CELL_CHANNELS).
     classes: Tensor  #: (tables, rows) int64 < N_CLASS_CODES.
-    known: Tensor  #: (tables, rows) bool: whether a labelled row has the class of the row.
+    is_class_labelled: Tensor  #: (tables, rows) bool: whether some labelled row has the class of the row.
 
 
-def make_episodes(
-    generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
+def sample_episodes(
+    generator: torch.Generator, tables: int, n_labelled: int, n_new: int, columns: int, min_class_rows: int
 ) -> Episodes:
-    """Generate episodes of synthetic tables; ``per_class`` is the minimal average number of labelled rows per class."""
-    rows = 2 * labelled + new
-    x, y = make_batch(generator, tables, rows, columns, min(N_CLASS_CODES, max(2, labelled // per_class)))
+    """Sample episodes of synthetic tables, with at least ``min_class_rows`` labelled rows per class on average."""
+    rows = 2 * n_labelled + n_new
+    max_classes = min(N_CLASS_CODES, max(2, n_labelled // min_class_rows))
+    x, y = sample_tables(generator, tables, rows, columns, max_classes)
     counts = F.one_hot(y, N_CLASS_CODES).sum(dim=1).float()
     balanced = torch.rand(tables, 1, generator=generator) < 0.65  # classes are balanced, or as frequent as in the table
-    chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
+    chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), n_labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
-    new_rows = torch.multinomial(others, new - N_REPEATED_ROWS, generator=generator)
-    again = chosen[:, torch.randint(labelled, (N_REPEATED_ROWS,), generator=generator)]
+    new_rows = torch.multinomial(others, n_new - N_REPEATED_ROWS, generator=generator)
+    again = chosen[:, torch.randint(n_labelled, (N_REPEATED_ROWS,), generator=generator)]
     order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, N_CLASS_CODES, generator=generator).argsort(dim=1)
-    columns_of_tables = _mix_column_types(generator, x, labelled)
-    return encode_cells(generator, columns_of_tables, names.gather(1, y.gather(1, order)), labelled)
+    columns_of_tables = _mix_column_types(generator, x, n_labelled)
+    return encode_cells(generator, columns_of_tables, names.gather(1, y.gather(1, order)), n_labelled)
 
 
-def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
-    """Convert numbers (tables, rows, columns) to mixed types: rounded, binary, categorical, with missing values."""
+def _mix_column_types(generator: torch.Generator, x: Tensor, n_labelled: int) -> ColumnBatch:
+    """Convert numbers (tables, rows, columns) to columns of mixed types, some rounded, binary or with gaps."""
     tables, rows, columns = x.shape
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=generator)
-
+    uniform = functools.partial(_uniform, generator)
     one, per_column = (tables, 1, 1), (tables, 1, columns)
     plain = uniform(*per_column) > uniform(*one) * (uniform(*one) < 0.6)
     sort, few = uniform(*per_column), uniform(*per_column)
@@ -335,52 +336,54 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
         uniform(*per_column) < 0.5, 2, torch.randint(2, MAX_CATEGORY_LEVELS + 1, per_column, generator=generator)
     )
     level = torch.floor(rank ** (0.4 + 1.6 * few) * levels)
-    category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
-    two = category & (levels == 2)
+    is_category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
+    two = is_category & (levels == 2)
     values = torch.where(steps, torch.where(few < 0.5, level, torch.floor(x * (1 + 2 * few))), x)
     values = torch.where(binary, (rank > 0.1 + 0.8 * few).float(), torch.where(two, level, values))
-    category = category & ~two
-    gaps = (uniform(*per_column) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~category
+    is_category = is_category & ~two
+    gaps = (uniform(*per_column) < 0.6 * uniform(*one)) & (uniform(*one) < 0.35) & ~is_category
     reason = torch.randn(x.shape, generator=generator)  # gaps may depend on the value
     reason = reason + x * torch.randn(per_column, generator=generator) * (uniform(*per_column) < 0.5)
-    missing = gaps & (reason > 0.3 + 1.8 * uniform(*per_column))
-    values = torch.where(missing, values[:, :labelled].median(dim=1, keepdim=True).values, values)
-    return Columns(values, missing, category, level.long().clamp(0, MAX_CATEGORY_LEVELS - 1))
+    is_missing = gaps & (reason > 0.3 + 1.8 * uniform(*per_column))
+    values = torch.where(is_missing, values[:, :n_labelled].median(dim=1, keepdim=True).values, values)
+    return ColumnBatch(values, is_missing, is_category, level.long().clamp(0, MAX_CATEGORY_LEVELS - 1))
 
 
-def encode_cells(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
-    """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, in batches, with random category codes."""
-    values, missing, category, level = columns
-    shape = (len(values), values.shape[2], MAX_CATEGORY_LEVELS, N_CELL_CHANNELS - NUMERIC_CHANNELS)
+def encode_cells(generator: torch.Generator, columns: ColumnBatch, classes: Tensor, n_labelled: int) -> Episodes:
+    """Encode cells like `protonet.views.tabular_transformer.CellEncoder`, for several tables, with random codes."""
+    values, is_missing, is_category, level = columns
+    shape = (len(values), values.shape[2], MAX_CATEGORY_LEVELS, N_CELL_CHANNELS - N_NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)
-    fraction = F.one_hot(level[:, :labelled], MAX_CATEGORY_LEVELS).float().mean(dim=1)  # (tables, columns, LEVELS)
+    fraction = F.one_hot(level[:, :n_labelled], MAX_CATEGORY_LEVELS).float().mean(dim=1)  # (tables, columns, levels)
     spread = (fraction * (1 - fraction)).sum(dim=2).clamp_min(1e-4).sqrt()[..., None, None]
     codes = (codes - (fraction[..., None] * codes).sum(dim=2, keepdim=True)) / spread
-    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, N_CELL_CHANNELS - NUMERIC_CHANNELS)
+    chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, N_CELL_CHANNELS - N_NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
-    ranks = RANK_SCALE * _rank_among_labelled(values, labelled)
-    numeric = torch.stack([_scale_columns(values, labelled), ranks, _scale_columns(missing.float(), labelled)], dim=3)
-    numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
-    known = mask_labelled_classes(classes, labelled).gather(1, classes)
-    return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
+    ranks = RANK_SCALE * _rank_among_labelled(values, n_labelled)
+    numeric = torch.stack(
+        [_scale_columns(values, n_labelled), ranks, _scale_columns(is_missing.float(), n_labelled)], dim=3
+    )
+    numeric, encoded = numeric.masked_fill(is_category[..., None], 0), encoded.masked_fill(~is_category[..., None], 0)
+    is_class_labelled = mask_labelled_classes(classes, n_labelled).gather(1, classes)
+    return Episodes(torch.cat([numeric, encoded], dim=3), classes, is_class_labelled)
 
 
-def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
+def mask_labelled_classes(classes: Tensor, n_labelled: int) -> Tensor:
     """Compute a mask of the classes with a labelled row, (tables, N_CLASS_CODES) bool, from classes (tables, rows)."""
-    return F.one_hot(classes[:, :labelled], N_CLASS_CODES).sum(dim=1) > 0
+    return F.one_hot(classes[:, :n_labelled], N_CLASS_CODES).sum(dim=1) > 0
 
 
-def _scale_columns(values: Tensor, labelled: int) -> Tensor:
+def _scale_columns(values: Tensor, n_labelled: int) -> Tensor:
     """Standardize columns by mean and standard deviation of their labelled rows; clip values to MAX_ABS_Z_SCORE."""
-    mean = values[:, :labelled].mean(dim=1, keepdim=True)
-    deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
+    mean = values[:, :n_labelled].mean(dim=1, keepdim=True)
+    deviation = values[:, :n_labelled].std(dim=1, keepdim=True, correction=0)
     z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)
     return z.clamp(-MAX_ABS_Z_SCORE, MAX_ABS_Z_SCORE)
 
 
-def _rank_among_labelled(values: Tensor, labelled: int) -> Tensor:
-    """Compute the fraction of labelled rows below each cell minus the fraction above it."""
-    ordered = values[:, :labelled].transpose(1, 2).contiguous().sort(dim=2).values
+def _rank_among_labelled(values: Tensor, n_labelled: int) -> Tensor:
+    """Compute, for each cell, the fraction of labelled rows with smaller values minus the fraction with larger ones."""
+    ordered = values[:, :n_labelled].transpose(1, 2).contiguous().sort(dim=2).values
     columnwise = values.transpose(1, 2).contiguous()
     below, up_to = (torch.searchsorted(ordered, columnwise, right=right) for right in (False, True))
-    return ((below + up_to) / labelled - 1).transpose(1, 2)
+    return ((below + up_to) / n_labelled - 1).transpose(1, 2)

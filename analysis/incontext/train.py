@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
-from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import load_table_part
+from analysis.incontext.episodes import Episodes, mask_labelled_classes, sample_episodes
+from analysis.incontext.real import load_real_tables
 from protonet._io import write_atomically
 from protonet.views.transformer import (
     N_CLASS_CODES,
@@ -32,55 +32,55 @@ from protonet.views.transformer import (
 
 N_NEW_ROWS = 28  #: New rows of a training table.
 CELLS_PER_STEP = {"cpu": 8_000, "cuda": 64_000}  #: Approximate number of cells of a step, by device.
-#: Sizes of tables that are sampled. There are not too many sizes, because a GPU compiles a step for each.
-FEW_ROWS, MANY_ROWS = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
+#: Choices of table sizes; there are few, because a GPU compiles a training step for each size.
+FEW_LABELLED, MANY_LABELLED = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
 COLUMN_CHOICES, ROWS_PER_CLASS_CHOICES = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
-FEW_ROWS_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_ROWS``.
+FEW_LABELLED_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_LABELLED``.
 MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
 WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
-AVERAGED_FRACTION = 0.1  #: The weights are averaged over about this fraction of the steps so far.
+AVERAGED_FRACTION = 0.1  #: Weights are averaged over about this last fraction of the steps.
 REAL_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables.
 NUMERIC_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
-#: Weight of the loss by prototypes of rows read with their class; the other part is of rows read without it.
+#: Weight of the loss by prototypes of rows that are embedded with their class; the rest is by rows without class.
 LABELLED_PROTOTYPE_LOSS_WEIGHT = 0.3
 SAVE_INTERVAL_SECONDS = 120.0  #: Seconds between writes of the state.
-#: Implementations of attention that begin at once with a new shape.
+#: Implementations of attention that need no compilation for a new shape.
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
-    """Sample the numbers of tables, labelled rows, columns and rows per class for a step of about ``cells`` cells."""
+def sample_table_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
+    """Sample the numbers of tables, labelled rows, columns and rows per class of a step with about ``cells`` cells."""
 
-    def draw(values: Sequence[int]) -> int:
+    def choose(values: Sequence[int]) -> int:
         return values[int(torch.randint(len(values), (), generator=generator))]
 
-    labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW_ROWS_PROBABILITY else MANY_ROWS)
-    columns = draw(COLUMN_CHOICES)
-    tables = max(2, round(cells / ((2 * labelled + N_NEW_ROWS) * (columns + 1))))
-    return tables, labelled, columns, draw(ROWS_PER_CLASS_CHOICES)
+    few = float(torch.rand((), generator=generator)) < FEW_LABELLED_PROBABILITY
+    n_labelled, columns = choose(FEW_LABELLED if few else MANY_LABELLED), choose(COLUMN_CHOICES)
+    tables = max(2, round(cells / ((2 * n_labelled + N_NEW_ROWS) * (columns + 1))))
+    return tables, n_labelled, columns, choose(ROWS_PER_CLASS_CHOICES)
 
 
-class Batches(Dataset[tuple[Episodes, int]]):
-    """A torch data set that maps the number of a training step to its episodes of synthetic or real tables."""
+class EpisodeDataset(Dataset[tuple[Episodes, int]]):
+    """A map-style torch data set: the index of a training step gives its episodes of synthetic or real tables."""
 
     def __init__(self, seed: int, cells: int) -> None:
-        self.seed, self.cells, self.real = seed, cells, load_table_part("training")
+        self.seed, self.cells, self.real = seed, cells, load_real_tables("training")
 
     def __getitem__(self, step: int) -> tuple[Episodes, int]:
         """Sample the episodes of a step; return them and their number of labelled rows."""
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
-        tables, labelled, columns, per_class = sample_sizes(generator, self.cells)
+        tables, n_labelled, columns, min_class_rows = sample_table_sizes(generator, self.cells)
         episodes = None
         if float(torch.rand((), generator=generator)) < REAL_TABLE_FRACTION:
             numeric = float(torch.rand((), generator=generator)) < NUMERIC_TABLE_FRACTION
-            episodes = self.real.draw(generator, tables, labelled, N_NEW_ROWS, columns, numeric=numeric)
+            episodes = self.real.sample(generator, tables, n_labelled, N_NEW_ROWS, columns, numeric=numeric)
         if episodes is None:
-            episodes = make_episodes(generator, tables, labelled, N_NEW_ROWS, columns, per_class)
-        return episodes._replace(cells=episodes.cells.half()), labelled
+            episodes = sample_episodes(generator, tables, n_labelled, N_NEW_ROWS, columns, min_class_rows)
+        return episodes._replace(cells=episodes.cells.half()), n_labelled
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer Muon: momentum with orthogonalized matrices, scaled to steps as large as AdamW's.
+    """The optimizer Muon: momentum whose matrices are orthogonalized, with steps scaled to the size of AdamW's.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the step size as in Liu et
     al., "Muon is scalable for LLM training" (2025).
@@ -113,7 +113,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Map the singular values of matrices (count, rows, columns) to about 1, by five Newton-Schulz steps."""
+    """Make matrices (count, rows, columns) nearly orthogonal: five Newton-Schulz steps bring singular values to 1."""
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
     x = x / (torch.linalg.matrix_norm(x)[:, None, None] + 1e-7)
@@ -125,40 +125,40 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return orthogonal
 
 
-def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
+def compute_cosines(weights: TransformerWeights, episodes: Episodes, n_labelled: int) -> tuple[Tensor, Tensor]:
     """Compute the cosines of new rows to class prototypes, each (tables, new rows, classes).
 
     Prototypes are means of labelled rows, embedded with their class (first result) or without it (second result).
-    The first ``labelled`` rows of each table are labelled.
+    The first ``n_labelled`` rows of each table are labelled.
     """
     cells, classes, _ = episodes
     with torch.autocast(cells.device.type, torch.bfloat16, enabled=cells.is_cuda), sdpa_kernel(ATTENTION_BACKENDS):
-        memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])
-        read = embed_rows(weights, torch.cat([cells[:, labelled:], cells[:, :labelled]], dim=1), memory).float()
-    new, again = read.split([cells.shape[1] - labelled, labelled], dim=1)
-    sums = one_hot(classes[:, :labelled], N_CLASS_CODES, new.dtype).transpose(1, 2) @ again
+        memory = encode_labelled_rows(weights, cells[:, :n_labelled], classes[:, :n_labelled])
+        read = embed_rows(weights, torch.cat([cells[:, n_labelled:], cells[:, :n_labelled]], dim=1), memory).float()
+    new, again = read.split([cells.shape[1] - n_labelled, n_labelled], dim=1)
+    sums = one_hot(classes[:, :n_labelled], N_CLASS_CODES, new.dtype).transpose(1, 2) @ again
     prototypes = F.normalize(sums, dim=2)
     return new @ memory.prototypes.float().transpose(1, 2), new @ prototypes.transpose(1, 2)
 
 
-def compute_loss(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> Tensor:
-    """Compute the mean cross-entropy of new rows whose class has a labelled row; ``factor`` scales the cosines."""
+def compute_loss(weights: TransformerWeights, cosine_scale: Tensor, episodes: Episodes, n_labelled: int) -> Tensor:
+    """Compute the mean cross-entropy of new rows whose class has a labelled row; logits are scaled cosines."""
     _, classes, known = episodes
-    absent = ~mask_labelled_classes(classes, labelled)[:, None]
-    truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
-    logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
-    with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
+    absent = ~mask_labelled_classes(classes, n_labelled)[:, None]
+    truth = classes[:, n_labelled:].masked_fill(~known[:, n_labelled:], -100)
+    logits = (cosine_scale * cosines for cosines in compute_cosines(weights, episodes, n_labelled))
+    with_class, new = (F.cross_entropy(x.masked_fill(absent, -1e9).transpose(1, 2), truth) for x in logits)
     return LABELLED_PROTOTYPE_LOSS_WEIGHT * with_class + (1 - LABELLED_PROTOTYPE_LOSS_WEIGHT) * new
 
 
 class Trainer:
-    """A training run on ``goal`` tables that can be saved and resumed.
+    """Training of the transformer, which can be saved and resumed.
 
     On a GPU, each step is a CUDA graph, captured when a size of tables first occurs: launching its thousands of small
     kernels one by one takes four times as long as they run. Steps are larger there, and in bfloat16.
 
     Args:
-        goal: Total number of training tables.
+        max_tables: Total number of training tables.
         weights: (WEIGHT_COUNT,) initial weights, of an earlier run; None for random weights.
         device: The device of the training.
         jobs: Number of processes that sample tables; 0 to sample them in this process.
@@ -166,22 +166,28 @@ class Trainer:
     """
 
     def __init__(
-        self, goal: int, weights: Tensor | None = None, *, device: str = "cpu", jobs: int = 0, seconds: float = math.inf
+        self,
+        max_tables: int,
+        weights: Tensor | None = None,
+        *,
+        device: str = "cpu",
+        jobs: int = 0,
+        seconds: float = math.inf,
     ) -> None:
-        self.goal, self.tables, self.step = goal, 0, 0
+        self.max_tables, self.tables, self.step = max_tables, 0, 0
         self.device, self.jobs, self.seconds = torch.device(device), jobs, seconds
         seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than in the earlier run
-        self.batches = Batches(seed, CELLS_PER_STEP[self.device.type])
+        self.batches = EpisodeDataset(seed, CELLS_PER_STEP[self.device.type])
         generator = torch.Generator().manual_seed(seed)
-        start = {name: _initialize(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
+        start = {name: _initialize_weight(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
         start |= {} if weights is None else unpack_weights(weights)
         self.weights = {name: value.to(self.device, copy=True).requires_grad_() for name, value in start.items()}
-        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)  #: Logarithm of the cosines' scale.
-        self.average = [value.detach().clone() for value in self.trainable]
+        self.log_scale = torch.tensor(2.0, device=self.device, requires_grad=True)
+        self.average = [value.detach().clone() for value in self.parameters]
         self.rate = torch.tensor(0.0, device=self.device)  #: The learning rate.
         hidden = [value for name, value in self.weights.items() if name[0].isdigit() or name == "row"]
         matrices = [value for value in hidden if value.ndim == 2]
-        others = [value for value in self.trainable if all(value is not matrix for matrix in matrices)]
+        others = [value for value in self.parameters if all(value is not matrix for matrix in matrices)]
         on_gpu = self.device.type == "cuda"
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, self.rate, weight_decay=WEIGHT_DECAY),
@@ -190,46 +196,48 @@ class Trainer:
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}
 
     @property
-    def trainable(self) -> list[Tensor]:
-        """The trained parameters."""
-        return [*self.weights.values(), self.factor]
+    def parameters(self) -> list[Tensor]:
+        """All parameters that are trained: the transformer's weights and the logarithm of the scale of the cosines."""
+        return [*self.weights.values(), self.log_scale]
 
-    def advance(self, episodes: Episodes, labelled: int, done: float) -> Tensor:
-        """Take a training step on tables of ``labelled`` rows; ``done`` is the finished fraction. Return the loss."""
-        self.rate.fill_(MAX_LEARNING_RATE * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - done))
-        loss = (self._replay if self.device.type == "cuda" else self._update)(episodes, labelled)
+    def train_step(self, episodes: Episodes, n_labelled: int, finished_fraction: float) -> Tensor:
+        """Take a training step, given the finished fraction of the training, for the learning rate; return the loss."""
+        self.rate.fill_(MAX_LEARNING_RATE * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - finished_fraction))
+        loss = (self._replay_cuda_graph if self.device.type == "cuda" else self._update_weights)(episodes, n_labelled)
         self.step += 1
         self.tables += len(episodes.classes)
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.trainable, min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10)))
+            weight = min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10))
+            torch._foreach_lerp_(self.average, self.parameters, weight)
         return loss
 
-    def _update(self, episodes: Episodes, labelled: int) -> Tensor:
+    def _update_weights(self, episodes: Episodes, n_labelled: int) -> Tensor:
         """Compute the loss and its gradient, and update the weights."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = compute_loss(self.weights, self.factor.exp(), episodes._replace(cells=episodes.cells.float()), labelled)
+        episodes = episodes._replace(cells=episodes.cells.float())
+        loss = compute_loss(self.weights, self.log_scale.exp(), episodes, n_labelled)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.trainable, MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.detach()
 
-    def _replay(self, episodes: Episodes, labelled: int) -> Tensor:
-        """Replay the CUDA graph of `_update` for tables of this size; capture it for a new size."""
-        size = (labelled, *episodes.cells.shape)
+    def _replay_cuda_graph(self, episodes: Episodes, n_labelled: int) -> Tensor:
+        """Replay the CUDA graph of `_update_weights` for tables of this size; capture it for a new size."""
+        size = (n_labelled, *episodes.cells.shape)
         if size not in self.graphs:
             static = Episodes(*(part.to(self.device) for part in episodes))
             if not self.graphs:  # allocations of the first step must not be in a graph
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
-                    self._update(static, labelled)
+                    self._update_weights(static, n_labelled)
                 torch.cuda.current_stream().wait_stream(side)
                 self.pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="relaxed"):
-                loss = self._update(static, labelled)
+                loss = self._update_weights(static, n_labelled)
             self.graphs[size] = graph, static, loss
         graph, static, loss = self.graphs[size]
         for old, new in zip(static, episodes, strict=True):
@@ -237,8 +245,8 @@ class Trainer:
         graph.replay()
         return loss.clone()
 
-    def run(self, path: Path, progress: Callable[[int, Tensor], None]) -> None:
-        """Train to the goal; the state is written to a path every `SAVE_INTERVAL_SECONDS` seconds and at the end."""
+    def train(self, path: Path, progress: Callable[[int, Tensor], None]) -> None:
+        """Train to the end; the state is written to a path every `SAVE_INTERVAL_SECONDS` seconds and at the end."""
         started = saved = time.monotonic()
         loader = DataLoader(
             self.batches,
@@ -248,42 +256,42 @@ class Trainer:
             prefetch_factor=8 if self.jobs else None,
             worker_init_fn=_use_one_thread,
         )
-        done = self.tables / self.goal
-        for episodes, labelled in loader if done < 1 else ():
-            before, loss = self.tables, self.advance(episodes, labelled, done)
+        finished_fraction = self.tables / self.max_tables
+        for episodes, n_labelled in loader if finished_fraction < 1 else ():
+            before, loss = self.tables, self.train_step(episodes, n_labelled, finished_fraction)
             progress(self.tables - before, loss)
             now = time.monotonic()
-            done = max(self.tables / self.goal, (now - started) / self.seconds)
-            if now - saved > SAVE_INTERVAL_SECONDS or done >= 1:
-                write_atomically(path, lambda file: torch.save(self.state(), file))
+            finished_fraction = max(self.tables / self.max_tables, (now - started) / self.seconds)
+            if now - saved > SAVE_INTERVAL_SECONDS or finished_fraction >= 1:
+                write_atomically(path, lambda file: torch.save(self.state_dict(), file))
                 saved = now
-            if done >= 1:
+            if finished_fraction >= 1:
                 break
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of the run, from which `restore` resumes it."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the training, from which `load_state_dict` resumes it."""
         return {
-            "goal": self.goal,
+            "goal": self.max_tables,
             "tables": self.tables,
             "step": self.step,
-            "values": [value.detach() for value in self.trainable],
+            "values": [value.detach() for value in self.parameters],
             "average": self.average,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state, except for the number of training tables (``goal``)."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state of `state_dict`, but not its total number of training tables (``max_tables``)."""
         self.tables, self.step = state["tables"], state["step"]
         with torch.no_grad():
-            for values, stored in ((self.trainable, state["values"]), (self.average, state["average"])):
+            for values, stored in ((self.parameters, state["values"]), (self.average, state["average"])):
                 torch._foreach_copy_(values, stored)
         for optimizer, stored in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
             for group in optimizer.param_groups:
                 group["lr"] = self.rate
 
-    def flat_weights(self) -> Tensor:
-        """Return the averaged weights (WEIGHT_COUNT,) float16, in the order of `unpack_weights`."""
+    def average_weights(self) -> Tensor:
+        """Return the weights averaged over steps, (WEIGHT_COUNT,) float16, in the order of `unpack_weights`."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
         assert len(flat) == WEIGHT_COUNT
         return flat.half().cpu()
@@ -294,7 +302,7 @@ def _use_one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _initialize(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _initialize_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Sample the initial value of a weight, given its name and shape."""
     part = name.rpartition(".")[2]
     if part.startswith("norm"):

@@ -29,20 +29,20 @@ from protonet.__main__ import main
 from protonet.embeddings.opening import ENCODER_PACKAGES, open_representation
 from protonet.errors import raise_input_error
 
-TEXT, CLASS = "text", "class"  #: Columns of a table of texts.
-MAX_UNLABELLED = 1000  #: Maximum number of unlabelled rows for training from class names alone.
+TEXT_COLUMN, CLASS_COLUMN = "text", "class"  #: Columns of a table of texts.
+MAX_UNLABELLED_ROWS = 1000  #: Maximum number of unlabelled rows for training from class names alone.
 with suppress(ImportError):
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline, make_union
 
 Predictor = Callable[[list[Any]], np.ndarray]  #: Maps texts or paths of pictures to indices of classes.
-#: Names of methods that are no representation.
-CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
+#: Names of the methods other than a fit on a representation.
+CLASS_CODES, NEAREST_NAME, LOGISTIC, TFIDF, SETFIT = ("codes", "nearest name", "logistic", "tfidf", "setfit")
 NO_ENCODER = "none"
-INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are.
-#: SetFit's recipe: pairs of equal and of unequal classes for each labelled text, pairs per batch, learning rate, and
-#: the fraction of warm-up steps.
+INVERSE_PENALTY = 10.0  #: Of logistic regression on embeddings that are not scaled.
+#: SetFit's recipe: pairs per text with its class and as many with others, pairs per batch, learning rate, and the
+#: fraction of warm-up steps.
 PAIRS_PER_TEXT, BATCH_SIZE, LEARNING_RATE, WARMUP_FRACTION = 20, 16, 2e-5, 0.1
 
 
@@ -50,37 +50,37 @@ class ItemDataset(NamedTuple):
     """A data set of labelled texts or pictures: the texts or picture paths, their classes and a hash."""
 
     modality: str  #: "text" or "picture".
-    cells: list[str]  #: (n,) texts, or paths of pictures.
+    contents: list[str]  #: (n,) texts, or paths of pictures.
     classes: tuple[str, ...]  #: Class names in ascending order.
     labels: np.ndarray  #: (n,) int64 indices of classes.
-    digest: str  #: Hash of the data set; of a picture, its name and size are hashed.
+    sha256: str  #: Hash of the texts and classes, or of the names and sizes of pictures.
 
     @property
-    def names(self) -> list[str]:
-        """The class name of each cell."""
+    def class_names(self) -> list[str]:
+        """The class name of each text or picture."""
         return [self.classes[label] for label in self.labels]
 
 
 class RowSplit(NamedTuple):
-    """The row indices of a split: labelled, unlabelled and test rows, in the order in which files list them."""
+    """The row indices of a split, in the order in which files list the rows."""
 
-    labelled: np.ndarray  #: Training rows with their classes.
-    unlabelled: np.ndarray  #: Training rows without classes.
+    labelled_rows: np.ndarray  #: Training rows with their classes.
+    unlabelled_rows: np.ndarray  #: Training rows without classes.
     test_rows: np.ndarray  #: Test rows.
 
 
-def list_data_sets(folder: Path) -> dict[str, Path]:
+def list_datasets(folder: Path) -> dict[str, Path]:
     """List the paths of a folder's data sets by name, tables first; raise an InputError if there are none."""
     tables = sorted(folder.glob("*.csv"))
     folders = sorted(path for path in folder.glob("*") if any(picture.is_dir() for picture in path.glob("*")))
     if not tables and not folders:
-        must = f"hold tables .csv with columns {TEXT} and {CLASS}, or folders of pictures by class"
+        must = f"hold tables .csv with columns {TEXT_COLUMN} and {CLASS_COLUMN}, or folders of pictures by class"
         raise_input_error("folder", must, folder, "Pass another one.")
     return {path.name if path.is_dir() else path.stem: path for path in (*tables, *folders)}
 
 
 @cache
-def read_items(path: Path) -> ItemDataset:
+def read_dataset(path: Path) -> ItemDataset:
     """Read a data set of texts or pictures; raise an InputError for a missing column or fewer than two classes."""
     if path.is_dir():
         paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
@@ -89,11 +89,11 @@ def read_items(path: Path) -> ItemDataset:
     else:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            if not {TEXT, CLASS} <= set(reader.fieldnames or ()):
-                must = f"hold tables with columns {TEXT} and {CLASS}"
+            if not {TEXT_COLUMN, CLASS_COLUMN} <= set(reader.fieldnames or ()):
+                must = f"hold tables with columns {TEXT_COLUMN} and {CLASS_COLUMN}"
                 raise_input_error("folder", must, path.name, "Rename its columns.")
             rows = list(reader)
-        cells, names = [row[TEXT] for row in rows], [row[CLASS] for row in rows]
+        cells, names = [row[TEXT_COLUMN] for row in rows], [row[CLASS_COLUMN] for row in rows]
         content = "\0".join([*cells, *names])
     classes, labels = np.unique(names, return_inverse=True)
     if len(classes) < 2:
@@ -103,19 +103,19 @@ def read_items(path: Path) -> ItemDataset:
     return ItemDataset("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
 
 
-def split_items(items: ItemDataset, shots: int, seed: int, tests: int) -> RowSplit:
+def split_dataset(items: ItemDataset, shots: int, seed: int, max_test_rows: int) -> RowSplit:
     """Split a data set into training and test rows, half of each class.
 
-    There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. Test rows are the same
-    for any number of shots; the labelled rows for few shots are a subset of the labelled rows for more shots.
+    There are at most ``shots`` >= 0 labelled rows per class, and at most ``max_test_rows`` test rows. Test rows do not
+    depend on the shots; the labelled rows for few shots are a subset of the labelled rows for more shots.
     """
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]
     first = [order[: -(-len(order) // 2)] for order in orders]
     remaining = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
-    judged = generator.permutation(np.concatenate(remaining))[:tests]
-    unlabelled = generator.permutation(np.concatenate(first))[:MAX_UNLABELLED]
-    return RowSplit(np.concatenate([half[:shots] for half in first]), unlabelled, judged)
+    judged = generator.permutation(np.concatenate(remaining))[:max_test_rows]
+    unlabelled_rows = generator.permutation(np.concatenate(first))[:MAX_UNLABELLED_ROWS]
+    return RowSplit(np.concatenate([half[:shots] for half in first]), unlabelled_rows, judged)
 
 
 class MethodRun(NamedTuple):
@@ -124,33 +124,33 @@ class MethodRun(NamedTuple):
     dataset: str
     shots: int
     seed: int
-    method: str  #: Name of a representation, "none", or one of the constants above.
+    method: str  #: Name of a representation, "none", or one of the other methods above.
     representation: str  #: Name of the encoder whose embeddings the compared methods use.
-    effort: str
+    effort: str  #: Effort of ``fit``, such as "fast".
     max_test_rows: int  #: Maximal number of test rows.
 
 
 def list_methods(modality: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
-    """List the methods for data of a ``modality``, text or picture: ``fit`` per representation, then baselines."""
+    """List the methods for data of a ``modality``, text or picture: ``fit`` by representation, then baselines."""
     ours = [name for name in representations if name != NO_ENCODER and ENCODER_PACKAGES[name].modality == modality]
     plain = [NO_ENCODER] * (NO_ENCODER in representations)
     if not shots:
-        return [*ours, *([NEAREST] if ours else [])] if modality == "text" else []
+        return [*ours, *([NEAREST_NAME] if ours else [])] if modality == "text" else []
     if modality == "picture":
         return [*ours, *plain, *([LOGISTIC] if ours else [])]
-    return [*ours, *plain, *([CLASS_CODES_METHOD, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
+    return [*ours, *plain, *([CLASS_CODES, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
 
 
 def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
-    """Execute a run; return the accuracy in percent, and the CPU seconds of the fit with cached embeddings."""
-    items = read_items(path)
-    split = split_items(items, run.shots, run.seed, run.max_test_rows)
+    """Execute a run; return accuracy (``percent``) and CPU ``seconds`` of the fit with cached embeddings."""
+    items = read_dataset(path)
+    split = split_dataset(items, run.shots, run.seed, run.max_test_rows)
     if run.method not in BASELINES:
-        return fit_protonet(items, split, run)
+        return evaluate_protonet(items, split, run)
     fit = BASELINES[run.method]
     with warnings.catch_warnings():  # fits that do not converge
         warnings.simplefilter("ignore")
-        if run.method in {NEAREST, LOGISTIC}:  # embeddings are in the cache
+        if run.method in {NEAREST_NAME, LOGISTIC}:  # embeddings are in the cache
             fit(items, split, run)
         if run.method == SETFIT:
             load_sentence_network()
@@ -161,24 +161,25 @@ def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
     return {"percent": compute_accuracy(items, split, predicted), "seconds": seconds}
 
 
-def fit_protonet(items: ItemDataset, split: RowSplit, run: MethodRun) -> dict[str, float]:
-    """Run ``fit`` and ``predict`` on files; return the accuracy in percent and the CPU seconds of ``fit``."""
-    name = run.representation if run.method == CLASS_CODES_METHOD else run.method
+def evaluate_protonet(items: ItemDataset, split: RowSplit, run: MethodRun) -> dict[str, float]:
+    """Run ``fit`` and ``predict`` on files; return accuracy (``percent``) and CPU ``seconds`` of ``fit``."""
+    name = run.representation if run.method == CLASS_CODES else run.method
     codes = tuple(f"c{index + 1}" for index in range(len(items.classes)))
-    classes = codes if run.method == CLASS_CODES_METHOD else items.classes
-    warm_up(name, run.effort)
+    classes = codes if run.method == CLASS_CODES else items.classes
+    warm_up_fit(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        arguments = write_files(items._replace(classes=classes), split, run.shots, folder)
+        arguments = write_split_files(items._replace(classes=classes), split, run.shots, folder)
         model = str(folder / "model.safetensors")
         common = ["-q", "--representation", name]
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
         if name != NO_ENCODER:
-            open_representation(name).embed(get_inputs(items, split.labelled if run.shots else split.unlabelled))
-        seconds = run_command(fit)
+            rows = split.labelled_rows if run.shots else split.unlabelled_rows
+            open_representation(name).embed(get_inputs(items, rows))
+        seconds = run_protonet(fit)
         output = folder / "predicted.csv"
         new = str(folder / ("new.csv" if items.modality == "text" else "new"))
-        run_command(["predict", model, new, "-o", str(output), *common])
+        run_protonet(["predict", model, new, "-o", str(output), *common])
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
     return {"percent": compute_accuracy(items, split, np.array(predicted)), "seconds": seconds}
@@ -190,37 +191,38 @@ def compute_accuracy(items: ItemDataset, split: RowSplit, predicted: np.ndarray)
     return 100 * float((predicted == items.labels[split.test_rows]).mean())
 
 
-def write_files(items: ItemDataset, split: RowSplit, shots: int, folder: Path) -> list[str]:
+def write_split_files(items: ItemDataset, split: RowSplit, shots: int, folder: Path) -> list[str]:
     """Write training and test rows to files in a folder; return the arguments of ``fit`` for the training rows."""
     few = ["--allow-many-classes"] * (shots == 1)
     if items.modality == "picture":
-        for row in split.labelled:
-            copy_picture(items.cells[row], folder / "train" / items.names[row], row)
+        for row in split.labelled_rows:
+            copy_picture(items.contents[row], folder / "train" / items.class_names[row], row)
         for position, row in enumerate(split.test_rows):
-            copy_picture(items.cells[row], folder / "new", position)
+            copy_picture(items.contents[row], folder / "new", position)
         return [str(folder / "train"), *few]
-    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, split.test_rows)))
+    write_csv(folder / "new.csv", [TEXT_COLUMN], zip(get_inputs(items, split.test_rows)))
     if shots:
-        write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in split.labelled])
-        return [str(folder / "train.csv"), "--label", CLASS, *few]
-    write_csv(folder / "rows.csv", [TEXT], zip(get_inputs(items, split.unlabelled)))
-    write_csv(folder / "classes.csv", [CLASS], zip(items.classes))
+        cells = [(items.contents[row], items.class_names[row]) for row in split.labelled_rows]
+        write_csv(folder / "train.csv", [TEXT_COLUMN, CLASS_COLUMN], cells)
+        return [str(folder / "train.csv"), "--label", CLASS_COLUMN, *few]
+    write_csv(folder / "rows.csv", [TEXT_COLUMN], zip(get_inputs(items, split.unlabelled_rows)))
+    write_csv(folder / "classes.csv", [CLASS_COLUMN], zip(items.classes))
     return [str(folder / "rows.csv"), "--classes", str(folder / "classes.csv")]
 
 
 def copy_picture(path: str, folder: Path, index: int) -> None:
-    """Copy a picture into a folder, with a file name that contains its index but not its class."""
+    """Copy a picture into a folder; the new file name contains its index, but not its class."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, folder / f"{index:06}{Path(path).suffix}")
 
 
 def get_inputs(items: ItemDataset, indices: Sequence[int] | np.ndarray) -> list[Any]:
     """Return the texts, or the paths of the pictures, of some rows."""
-    return [items.cells[index] if items.modality == "text" else Path(items.cells[index]) for index in indices]
+    return [items.contents[index] if items.modality == "text" else Path(items.contents[index]) for index in indices]
 
 
-def run_command(arguments: Sequence[str]) -> float:
-    """Run a ``protonet`` command in this process, without its output; return its CPU seconds."""
+def run_protonet(arguments: Sequence[str]) -> float:
+    """Run a ``protonet`` command in this process, with its output hidden; return its CPU seconds."""
     started, captured = time.process_time(), io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(captured):
         code = main(list(arguments))
@@ -230,19 +232,20 @@ def run_command(arguments: Sequence[str]) -> float:
 
 
 @cache
-def warm_up(name: str, effort: str) -> None:
-    """Open the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
+def warm_up_fit(name: str, effort: str) -> None:
+    """Load the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
     if name != NO_ENCODER:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder:
         cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
         table = Path(folder, "a.csv")
-        write_csv(table, [TEXT, CLASS], cells)
-        run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NO_ENCODER])
+        write_csv(table, [TEXT_COLUMN, CLASS_COLUMN], cells)
+        options = ["--label", CLASS_COLUMN, "--effort", effort, "--representation", NO_ENCODER]
+        run_protonet(["fit", str(table), "-q", *options])
 
 
 def fit_nearest_class_name(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
-    """Make a predictor of the class whose name has the embedding with the largest cosine; nothing is fitted."""
+    """Make a predictor of the class whose name's embedding has the largest cosine with the text; nothing is fitted."""
     representation = open_representation(run.representation)
 
     def embed(inputs: Sequence[Any]) -> np.ndarray:
@@ -257,7 +260,7 @@ def fit_logistic(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predict
     """Fit logistic regression on embeddings of texts or pictures."""
     representation = open_representation(run.representation)
     model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
-    model.fit(representation.embed(get_inputs(items, split.labelled)), items.labels[split.labelled])
+    model.fit(representation.embed(get_inputs(items, split.labelled_rows)), items.labels[split.labelled_rows])
     return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))
 
 
@@ -266,7 +269,7 @@ def fit_tfidf(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     model = make_pipeline(make_union(words, parts), LogisticRegression(C=INVERSE_PENALTY))
-    model.fit(get_inputs(items, split.labelled), items.labels[split.labelled])
+    model.fit(get_inputs(items, split.labelled_rows), items.labels[split.labelled_rows])
     return lambda inputs: np.asarray(model.predict(inputs))
 
 
@@ -288,19 +291,20 @@ def fit_setfit(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor
         defaults of its library.
     """
     network = copy.deepcopy(load_sentence_network())
-    texts, labels = get_inputs(items, split.labelled), items.labels[split.labelled]
+    texts, labels = get_inputs(items, split.labelled_rows), items.labels[split.labelled_rows]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(run.seed)
-        fine_tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
+        fine_tune_network(network, texts, sample_pairs(labels, np.random.default_rng(run.seed)))
     network.eval()
     model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
     return lambda inputs: np.asarray(model.predict(network.encode(inputs, show_progress_bar=False)))
 
 
-def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Sample pairs (n, 3) int64: the indices of two rows, and 1 if they have the same class, else 0.
+def sample_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Sample pairs of rows (n, 3) int64: both row indices, and 1 if the classes are equal, else 0.
 
-    Repeatedly, each row is paired with a row of its class (itself, if it is the only one) and a row of another class.
+    Each row is paired ``PAIRS_PER_TEXT`` times with a row of its class (itself, if it is the only one), and as often
+    with a row of another class.
     """
     rows = np.arange(len(labels))
     pairs = []
@@ -311,8 +315,8 @@ def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray
     return generator.permutation(np.array(pairs))
 
 
-def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
-    """Fine-tune a sentence network for an epoch: cosines of ``pairs`` become 1 for the same class, otherwise 0."""
+def fine_tune_network(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
+    """Fine-tune a sentence network on `sample_pairs` for an epoch, to cosines of 1 for equal classes and else 0."""
     network.train()
     prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
@@ -333,4 +337,4 @@ def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
         schedule.step()
 
 
-BASELINES = {NEAREST: fit_nearest_class_name, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}
+BASELINES = {NEAREST_NAME: fit_nearest_class_name, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}

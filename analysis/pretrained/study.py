@@ -21,16 +21,16 @@ from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
-#: Titles of methods to which differences are shown; "{}" is the representation whose embeddings they read.
+#: Titles of the methods that others are compared with; "{}" is the representation whose embeddings they use.
 METHOD_TITLES = {
     measure.NO_ENCODER: "fit, none",
-    measure.CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
-    measure.NEAREST: "nearest name, {}",
+    measure.CLASS_CODES: "fit, {}, classes called c1, c2, ...",
+    measure.NEAREST_NAME: "nearest name, {}",
     measure.LOGISTIC: "logistic regression, {}",
     measure.TFIDF: "TF-IDF, logistic regression",
     measure.SETFIT: "SetFit's recipe",
 }
-MAX_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
+MAX_SETFIT_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
@@ -41,7 +41,7 @@ network already and with the embeddings in the cache. Logistic regression has C 
 #: Further notes, printed if there are runs without labels, with one label per class, or of a method.
 OPTIONAL_NOTES = {
     "names": f"""\
-At 0 per class `fit` has names alone (`--classes`), and at most {measure.MAX_UNLABELLED:,} rows without a label.
+At 0 per class `fit` has names alone (`--classes`), and at most {measure.MAX_UNLABELLED_ROWS:,} rows without a label.
 """,
     "one": """\
 At 1 per class `fit` has `--allow-many-classes`.
@@ -73,24 +73,24 @@ def add_options(parser: runner.StudyParser) -> None:
 
 def run(options: argparse.Namespace) -> runner.StudyReport:
     """Execute all runs, and compare the methods for each number of labels per class."""
-    paths = measure.list_data_sets(Path(options.folder))
+    paths = measure.list_datasets(Path(options.folder))
     chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
     for seed in range(options.splits):
         for name in chosen:
-            items = measure.read_items(paths[name])
+            items = measure.read_dataset(paths[name])
             packaged = [other for other in options.representations if other != measure.NO_ENCODER]
             reads = next(
                 (other for other in packaged if ENCODER_PACKAGES[other].modality == items.modality), measure.NO_ENCODER
             )
             for shots in options.shots:
-                setfit = options.setfit and len(items.classes) <= MAX_CLASSES
+                setfit = options.setfit and len(items.classes) <= MAX_SETFIT_CLASSES
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [measure.MethodRun(name, shots, seed, method, *fixed) for method in methods]
     source = runner.hash_sources("analysis/pretrained/measure.py", "protonet")
-    read = {name: measure.read_items(paths[name]) for name in chosen}
-    codes = {name: [source, items.digest] for name, items in read.items()}
+    read = {name: measure.read_dataset(paths[name]) for name in chosen}
+    codes = {name: [source, items.sha256] for name, items in read.items()}
     results = runner.run_all(
         runs, lambda run: measure.measure_run(paths[run.dataset], run), options.state, lambda run: codes[run.dataset]
     )
@@ -103,8 +103,8 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
     return runner.StudyReport(rows, tabulate(rows, sizes) + note)
 
 
-def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Format a table of means and a table of data sets (``sizes``: numbers of classes) by modality and shots."""
+def tabulate(rows: Sequence[Mapping[str, Any]], n_classes: Mapping[str, int]) -> str:
+    """Format two tables for each modality and number of shots: means, and data sets with their numbers of classes."""
     parts = []
     for kind, items in (("text", "texts"), ("picture", "pictures")):
         for shots in dict.fromkeys(row["shots"] for row in rows if row["takes"] == kind):
@@ -114,31 +114,31 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
             parts += [f"**{head}**\n", tabulate_means(selected, sets, methods)]
             means = [average_by_dataset(selected, method) for method in methods]
             cells = [[f"{mean[name]:.1f}" if name in mean else "" for mean in means] for name in sets]
-            lines = [[name, str(sizes[name]), *line] for name, line in zip(sets, cells, strict=True)]
-            titles = (name_method(method, selected) for method in methods)
+            lines = [[name, str(n_classes[name]), *line] for name, line in zip(sets, cells, strict=True)]
+            titles = (format_method_name(method, selected) for method in methods)
             parts.append(format_table(["set", "classes", *titles], lines))
     return "\n".join(parts)
 
 
 def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
-    """Format a table with a line per method: mean accuracy over data sets, mean differences to others, and time."""
+    """Format a table with a line per method: mean accuracy over data sets, mean differences to methods, CPU time."""
     means = {method: average_by_dataset(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
         mean = f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else ""
-        line = [name_method(method, rows), mean]
+        line = [format_method_name(method, rows), mean]
         for other in methods:
             shared = [name for name in sets if name in selected and name in means[other]]
             leads = [selected[name] - means[other][name] for name in shared]
             line += ["" if other == method else format_mean(leads, sign=True)] * (other in METHOD_TITLES)
         seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
         lines.append([*line, f"{seconds:.1f}"])
-    headings = [f"less {name_method(other, rows)}" for other in methods if other in METHOD_TITLES]
+    headings = [f"less {format_method_name(other, rows)}" for other in methods if other in METHOD_TITLES]
     return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
 def average_by_dataset(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
-    """Compute the mean accuracy of a method over splits, by data set."""
+    """Compute the mean accuracy of a method over splits, for each data set."""
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["method"] == method:
@@ -146,6 +146,6 @@ def average_by_dataset(rows: Sequence[Mapping[str, Any]], method: str) -> dict[s
     return {name: statistics.fmean(selected) for name, selected in scores.items()}
 
 
-def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the name of a method for tables, with its description."""
+def format_method_name(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the title of a method in tables, with the name of its representation."""
     return METHOD_TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])

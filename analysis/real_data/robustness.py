@@ -19,16 +19,16 @@ from torch import Tensor
 
 from analysis.prior.study import load_left_out_prior
 from analysis.real_data.sets import DATASETS, load_real_dataset, split_shots
-from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, rank_log_probabilities
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
+from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, predict_likeliest
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
 from analysis.shared.tables import (
     ComparedQuantity,
     get_best_baseline,
-    group_results,
+    group_by_dataset,
     mean_and_error,
     paired_differences,
+    tabulate_datasets,
     tabulate_methods,
-    tabulate_rows,
 )
 from protonet import solve
 from protonet._text import plural
@@ -38,9 +38,9 @@ from protonet.metrics import calibration_error, count_confidence_bins, measure
 from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
-DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Determine the data sets and their splits.
+DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Source files of the data sets and splits.
 BASELINE_SOURCES = ("analysis/shared/baselines.py", "protonet/losses.py")
-#: Settings of ``solve`` by the name of the method: with less effort, or without a part.
+#: Arguments of `fit_protonet` by method: the default, less effort, or without a part of the solver.
 PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
     "left-out": {},
@@ -63,15 +63,15 @@ METHOD_TITLES = {  #: In the tables.
     **{"left-out": "ours, left out", "fast": "ours, fast", "raw": "ours, raw only"},
     **{name: baseline.title for name, baseline in BASELINES.items()},
 }
-#: Minimal and maximal shots of each summary.
+#: Title, minimal and maximal shots of each table of means.
 SHOT_GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
 COMPARED_QUANTITIES = (
-    ComparedQuantity("percent", "accuracy, %", sign=1),
-    ComparedQuantity("log_loss", "log-loss", digits=3, sign=-1),
-    ComparedQuantity("calibration_error", "calibration error", sign=-1, factor=100),
+    ComparedQuantity("percent", "accuracy, %", direction=1),
+    ComparedQuantity("log_loss", "log-loss", digits=3, direction=-1),
+    ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
     ComparedQuantity("seconds", "fit seconds"),
 )
-MAX_ALLOWED_LOSS = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
+MAX_ACCEPTED_REGRET = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 TABLE_NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -83,7 +83,7 @@ prior, "ours", was trained on tasks of all of them.
 Row = dict[str, Any]
 
 
-class Run(NamedTuple):
+class MethodRun(NamedTuple):
     """One run: a method on a split of a data set."""
 
     dataset: str
@@ -95,18 +95,18 @@ class Run(NamedTuple):
 def fit_protonet(
     x: np.ndarray, y: np.ndarray, effort: str | ModelSearch = "default", metadata: dict[str, Any] | None = None
 ) -> Predictor:
-    """Fit a prototype network by ``solve``."""
+    """Fit a prototype network to rows (n, dim) and classes (n,) by ``solve``."""
     network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
 
     def predict(rows: np.ndarray) -> PredictionOutcome:
         with torch.no_grad():
             logits = network(torch.from_numpy(rows).float())  # (n, num_classes)
-        return rank_log_probabilities(logits.double().log_softmax(dim=1).numpy())
+        return predict_likeliest(logits.double().log_softmax(dim=1).numpy())
 
     return predict
 
 
-#: How each method is fitted.
+#: The fit function of each method.
 METHODS: dict[str, FitFunction] = {
     **{name: functools.partial(fit_protonet, **settings) for name, settings in PROTONET_SETTINGS.items()},
     **{name: BASELINES[name].fit for name in TUNED_BASELINES},
@@ -144,15 +144,17 @@ def run(options: argparse.Namespace) -> StudyReport:
     return StudyReport(rows, tabulate(rows))
 
 
-def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
-    """Yield the runs on all data sets with enough rows, one split after another."""
-    for name, data in load_available_sets(datasets, load_real_dataset):
+def list_runs(
+    datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]
+) -> Iterator[MethodRun]:
+    """Yield the runs of all methods on each split of each data set; data sets with too few rows are left out."""
+    for name, data in load_installed_sets(datasets, load_real_dataset):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
-                yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
+                yield from (MethodRun(name, n, seed, method) for seed in range(n_splits) for method in methods)
 
 
-def run_method(run: Run) -> dict[str, float]:
+def run_method(run: MethodRun) -> dict[str, float]:
     """Measure a method's accuracy, log-loss and calibration error on a split, and its seconds to fit."""
     split = split_shots(load_real_dataset(run.dataset), run.shots, run.seed)
     assert split is not None, "list_runs leaves these out"
@@ -166,7 +168,7 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float]:
-    """Compute the accuracy of predictions for classes (n,) and, with probabilities, log-loss and calibration error."""
+    """Compute accuracy and, with probabilities, log-loss and calibration error of predictions, given classes (n,)."""
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
@@ -176,9 +178,9 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
     return result
 
 
-def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
-    """Group results by data set and shots: ``percent`` are accuracies, ``best`` is the baseline with the best mean."""
-    rows = group_results({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
+def summarise(results: Mapping[MethodRun, Mapping[str, float]]) -> list[Row]:
+    """Group results by data set and shots; add accuracies in percent and the baseline with the best mean (``best``)."""
+    rows = group_by_dataset({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
         row["best"] = get_best_baseline(row, "percent", BASELINES)
@@ -189,7 +191,7 @@ def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all data sets and shots, then means for few and for more shots."""
     names = sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
     methods = {name: METHOD_TITLES[name] for name in names}
-    text = tabulate_rows(rows, "percent", methods, BASELINES)
+    text = tabulate_datasets(rows, "percent", methods, BASELINES)
     text += TABLE_NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in SHOT_GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
@@ -200,7 +202,7 @@ def tabulate(rows: Sequence[Row]) -> str:
 
 
 def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
-    """Plot a method's accuracy minus the best baseline's accuracy over the number of shots, a line per data set."""
+    """Plot a method's accuracy minus the best baseline's: a line per data set, a colour per number of shots."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     names = list(dict.fromkeys(row["dataset"] for row in rows))
@@ -218,7 +220,7 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
         colour = (shade, 0.25 + shade / 2, 0.55)
         axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
-    axes.axvline(-MAX_ALLOWED_LOSS, color="0.6", lw=1, ls=":")
+    axes.axvline(-MAX_ACCEPTED_REGRET, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

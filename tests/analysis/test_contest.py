@@ -27,7 +27,7 @@ from analysis.__main__ import main
 from analysis.contest import draws
 from analysis.contest.draws import (
     METHODS,
-    SOLVER,
+    SOLVER_METHOD,
     MethodRun,
     log_vmf_integral,
     predict_bayes,
@@ -38,9 +38,9 @@ from analysis.contest.draws import (
     tabulate,
 )
 from analysis.contest.trial import evaluate_submission
-from analysis.contest.worker import evaluate, measure_peak_memory
+from analysis.contest.worker import evaluate_request, measure_peak_memory
 from analysis.real_data.robustness import TUNED_BASELINES
-from analysis.shared.baselines import BASELINES, FOLDS, INVERSE_PENALTIES, pool_labelled
+from analysis.shared.baselines import BASELINES, INVERSE_PENALTIES, N_FOLDS, concat_train_and_val
 from protonet import solve
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT
@@ -84,7 +84,7 @@ def write_request(folder: Path, split: Split, **changes: object) -> dict[str, An
 def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     split = sample_three()
-    result = evaluate(write_request(tmp_path, split, metadata={"num_classes": 3}))
+    result = evaluate_request(write_request(tmp_path, split, metadata={"num_classes": 3}))
     facts = json.loads((tmp_path / "solution.py.json").read_text())
     assert facts["metadata"] == {"num_classes": 3}
     assert facts["seeds"] == [2025, 2025]
@@ -95,8 +95,8 @@ def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.Monke
     assert result["accuracy"] == float((split.test_y == 1).double().mean())
     assert result["parameters"] == 21
     assert result["score"] == pytest.approx((1 / 3 - 0.2) / 0.8 * 100)
-    assert evaluate(write_request(tmp_path, split, param_limit=20.0))["score"] == 0
-    assert evaluate(write_request(tmp_path, split, baseline_accuracy=0.9))["score"] == 0
+    assert evaluate_request(write_request(tmp_path, split, param_limit=20.0))["score"] == 0
+    assert evaluate_request(write_request(tmp_path, split, baseline_accuracy=0.9))["score"] == 0
 
 
 def test_peak_memory_is_this_processs() -> None:
@@ -143,21 +143,24 @@ def test_public_configuration(
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
     rows = make_report("contest-draws").rows
     assert [(row["family"], row["limit"]) for row in rows] == [("isotropic", 0), ("class_noise", 0)]
-    assert set(rows[0]["percent"]) == {SOLVER, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
-    assert set(rows[1]["percent"]) == {SOLVER, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert set(rows[0]["percent"]) == {SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
+    assert set(rows[1]["percent"]) == {SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
     assert rows[0]["parameters"] == [0]
     split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
     network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert (rows[1]["percent"][SOLVER], rows[1]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
+    assert (rows[1]["percent"][SOLVER_METHOD], rows[1]["parameters"]) == (
+        [100 * accuracy],
+        [network.count_parameters()],
+    )
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
 
 def test_statistics() -> None:
-    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], SOLVER: [0.8, 0.9]}
+    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], SOLVER_METHOD: [0.8, 0.9]}
     results = {
-        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == SOLVER else None): {
+        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == SOLVER_METHOD else None): {
             "accuracy": accuracies[method][seed],
             "parameters": 1000 + seed,
             "seconds": 1.0,
@@ -287,7 +290,7 @@ def arrays(seed: int, rows: int, classes: int = 3) -> tuple[np.ndarray, np.ndarr
 
 def test_means_are_scikit_learns_and_the_slow_loop() -> None:
     split = sample_draw("subclusters")
-    x, y = pool_labelled(split)
+    x, y = concat_train_and_val(split)
     expected = NearestCentroid().fit(x.numpy(), y.numpy()).predict(split.test_x.numpy())
     assert run(split, "nearest_mean").tolist() == expected.tolist()
     means = [x[y == c].mean(dim=0) for c in range(6)]
@@ -297,7 +300,7 @@ def test_means_are_scikit_learns_and_the_slow_loop() -> None:
 
 def test_lda_is_the_closed_form() -> None:
     split = sample_draw("correlated", n_train=8)
-    x, y = (part.double() if part.is_floating_point() else part for part in pool_labelled(split))
+    x, y = (part.double() if part.is_floating_point() else part for part in concat_train_and_val(split))
     means = torch.stack([x[y == c].mean(dim=0) for c in range(6)])
     residuals = x - means[y]
     sample = residuals.T @ residuals / len(x)
@@ -311,10 +314,10 @@ def test_lda_is_the_closed_form() -> None:
 
 def test_logistic_is_scikit_learns_search() -> None:
     split = sample_draw("nuisance", n_train=8)
-    x, y = (part.numpy() for part in pool_labelled(split))
+    x, y = (part.numpy() for part in concat_train_and_val(split))
     scaler = StandardScaler().fit(x)
     search = GridSearchCV(
-        LogisticRegression(), {"C": INVERSE_PENALTIES}, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+        LogisticRegression(), {"C": INVERSE_PENALTIES}, cv=StratifiedKFold(N_FOLDS, shuffle=True, random_state=0)
     ).fit(scaler.transform(x), y)
     expected = search.predict(scaler.transform(split.test_x.numpy()))
     assert run(split, "logistic").tolist() == expected.tolist()

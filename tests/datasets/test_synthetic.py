@@ -15,7 +15,7 @@ from PIL import Image, ImageFont
 from scipy import stats
 from torch import Tensor
 
-from analysis.contest.trial import sample_official
+from analysis.contest.trial import sample_official_data
 from protonet.datasets import FAMILIES, Dataset, Split, load_benchmark, load_glyphs, sample_family, synthetic
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.datasets.glyphs import SPLIT_SIDE_FRACTIONS, get_alphabet, list_font_faces, split_by_alphabet
@@ -183,7 +183,7 @@ def test_example_runs() -> None:
 
 
 def test_official_cosine_is_the_published_figure() -> None:
-    split = sample_official()
+    split = sample_official_data()
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
     assert round(score_cosine(x, y, split.test_x, split.test_y), 4) == 0.9883
 
