@@ -17,9 +17,9 @@ from protonet._validation import check_device, check_int
 from protonet.episodes.names import (
     BACKBONES,
     EVALUATE_PROG,
-    HEAD_KINDS,
+    HEAD_INITS,
     INNER_LOOP_OBJECTIVES,
-    MAX_OPTION_COUNT,
+    MAX_COUNT_SETTING,
     OBJECTIVES,
     ROW_NORMALIZATIONS,
     TrainingPlan,
@@ -134,7 +134,7 @@ def make_train_parser() -> CommandParser:
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (low, default, text) in INTEGER_OPTIONS.items():
-        high = 2**63 - 1 if name == "seed" else MAX_OPTION_COUNT
+        high = 2**63 - 1 if name == "seed" else MAX_COUNT_SETTING
         other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
         other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
         add_option = add if name in HELP_TRAIN_OPTIONS else episodes
@@ -202,7 +202,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
             inner_steps=options.inner_steps or 5,
             inner_rate=options.inner_rate or 0.01,
             first_order=options.first_order,
-            head=check_known_name("--head", options.head or "classes", HEAD_KINDS),
+            head=check_known_name("--head", options.head or "classes", HEAD_INITS),
         )
     elif given := [name for name in INNER_LOOP_OPTIONS if getattr(options, name)]:
         option = f"--{given[0].replace('_', '-')}"

@@ -6,16 +6,16 @@ import textwrap
 from dataclasses import dataclass
 
 EVALUATE_PROG = "protonet.episodes"
-MAX_OPTION_COUNT = 10**6  #: The largest allowed number of classes and of rows per class.
+MAX_COUNT_SETTING = 10**6  #: The largest allowed number of classes and of rows per class.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
-HEAD_KINDS = ("classes", "zero")
+HEAD_INITS = ("classes", "zero")
 INNER_LOOP_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
 #: Normalisations of rows. none: no normalisation. l2: scale to unit norm. cl2: subtract the mean of the base classes'
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")
-_UNCHANGED_OPTION_NAMES = (
+_ARGUMENTS_NAMED_LIKE_OPTIONS = (
     *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
     *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
@@ -25,7 +25,7 @@ _UNCHANGED_OPTION_NAMES = (
 )
 #: The command-line option for each argument of a function, so that error messages can name the option.
 OPTION_NAMES = {
-    **{name: f"--{name.replace('_', '-')}" for name in _UNCHANGED_OPTION_NAMES},
+    **{name: f"--{name.replace('_', '-')}" for name in _ARGUMENTS_NAMED_LIKE_OPTIONS},
     "n_episodes": "--episodes",
     "n_query": "--query",
     "n_unlabelled": "--unlabelled",
@@ -58,7 +58,7 @@ class TrainingPlan:
     first_order: bool = False  #: Whether the gradients of the inner loop are treated as constants (first-order MAML).
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
     start: str | None = None  #: The path of a checkpoint with the encoder's initial weights; None for random weights.
-    head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_KINDS``.
+    head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_INITS``.
 
     @property
     def head_way(self) -> int | None:

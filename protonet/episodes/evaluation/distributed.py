@@ -18,7 +18,7 @@ class ProcessGroup(NamedTuple):
     rank: int = 0  #: The index of this process, in [0, world_size).
     world_size: int = 1  #: The number of processes.
 
-    def gather(self, value: Gathered) -> list[Gathered]:
+    def all_gather(self, value: Gathered) -> list[Gathered]:
         """Send a value to all processes, and return the values of all processes in the order of their ranks."""
         if self.world_size == 1:
             return [value]

@@ -166,13 +166,13 @@ def evaluate(
         positions: list[Tensor] = []
         scored: dict[str, list[EpisodeScores]] = {name: [] for name in methods}
         for batch in split_by_size(sampled):
-            rows = (batch.support, batch.query, batch.unlabelled)
+            rows = (batch.support_ids, batch.query_ids, batch.unlabelled_ids)
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
             size = max(1, FEATURES_PER_BLOCK // features_per_episode)
             positions.append(batch.episode_positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
-                block = batch.select(slice(start, start + size))
+                block = batch.select_episodes(slice(start, start + size))
                 episodes = gather_episodes(take, block, base, class_texts, trained, shape)
                 for name, method in methods.items():
                     logits[name].append(_classify_batch(name, method, episodes, first + block.episode_positions, seed))
@@ -196,7 +196,7 @@ def evaluate(
                 batches.append(score_episodes(some, start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
-            for scores in group.gather(batches):  # in the order of the episodes' numbers
+            for scores in group.all_gather(batches):  # in the order of the episodes' numbers
                 finished += scores
             if progress is not None and group.world_size > 1:
                 progress([*finished])
@@ -313,8 +313,8 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         scores["auroc"] = open_set_auroc(highest, n_known)
         scores["fpr95"] = false_positive_rate(highest, n_known)
         scores["oscr"] = open_set_auroc(highest, n_known, right)
-    if config.n_base:  # base classes come first
-        is_base = query_labels[:, :n_known] < config.n_base
+    if config.n_base_classes:  # base classes come first
+        is_base = query_labels[:, :n_known] < config.n_base_classes
         base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
         harmonic = 2 * base * novel / (base + novel).clamp_min(QUERY_COUNT_TOLERANCE)
         scores |= {"base": base, "novel": novel, "harmonic": harmonic}

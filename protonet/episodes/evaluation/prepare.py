@@ -70,7 +70,7 @@ class EvaluationPlan:
     #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
     save_predictions: bool = False
 
-    def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
+    def to_dict(self, side: str, sampler: Sampler) -> dict[str, object]:
         """Convert the settings to a dictionary for JSON, whose keys are the names of the command-line options.
 
         ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
@@ -83,7 +83,7 @@ class EvaluationPlan:
             **rows,
             "side": side,
             "hierarchy": None,
-            **sampler.describe(),
+            **sampler.to_dict(),
             "max_episodes": self.n_episodes,
             "seed": self.seed,
             "tune": [[choice.name for choice in grid] for grid in self.methods.tuning_grids],
@@ -226,13 +226,13 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     if base_ids:
         base_rows = rows if is_within else _load_rows(sources.base, base_ids, encoder, device)
         base_index = index_classes(sources.base.y).select_classes(torch.tensor(base_ids))
-        base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
+        base_index, queries = sampler.hold_out_queries(base_index, tuple(sources.base.class_names[c] for c in base_ids))
         mean = base_rows.summarize_base_classes(base_index).mean if kind == "cl2" else None
         base = base_rows.normalize(kind, mean).summarize_base_classes(base_index)
         means = base.class_means
     rows = rows.normalize(kind, mean)
     base_pool = None if queries is None else rows.select_classes(queries)
-    sampler, pool = sampler.join_base(rows.select_classes(index), base_pool, means)
+    sampler, pool = sampler.join_base_classes(rows.select_classes(index), base_pool, means)
     trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
     class_ids, texts = data.y[pool.dataset_rows.rows[pool.dataset_rows.start]], None
     if plan.rows.texts is not None:
@@ -241,7 +241,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     return PreparedEvaluation(
         data=data,
         side=side,
-        n_classes=len(chosen) + sampler.n_base,
+        n_classes=len(chosen) + sampler.n_base_classes,
         class_ids=class_ids,
         sampler=sampler,
         row_pool=pool,
@@ -284,7 +284,7 @@ def _use_validation_rows_as_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
         names = rows.test_dataset, rows.validation_dataset
         test, validation = (load_source(text, image_size=rows.image_size) for text in names)
-        sampler.join_test(test, validation, names)  # raises an error if they share a row
+        sampler.join_test_set(test, validation, names)  # raises an error if they share a row
     return replace(rows, test_dataset=rows.validation_dataset, validation_dataset=None)
 
 

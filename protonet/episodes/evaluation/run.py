@@ -217,7 +217,7 @@ class _EpisodeRun:
         progress: bool,
     ) -> None:
         self.plan, self.prepared, self.group, self.path, self.progress = plan, prepared, group, path, progress
-        self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
+        self.settings: Mapping[str, Any] = plan.to_dict(prepared.side, prepared.sampler)
         self.description, n_episodes = describe_run_inputs(self.settings, prepared), plan.n_episodes
         self.finished: Sequence[Mapping[str, EpisodeScores]] = []
         if path is not None and resume and path.exists():
@@ -271,8 +271,8 @@ class _EpisodeRun:
         prepared, settings, data = self.prepared, self.settings, self.prepared.data
         sampler, index, seed = prepared.sampler, prepared.row_pool.by_class, self.plan.seed
         n_episodes = count_episodes([scores])
-        class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
-        varied = class_mask[:, sampler.n_base :]
+        class_mask, queries = sampler.count_classes_and_queries(index, seed=seed, n_episodes=n_episodes)
+        varied = class_mask[:, sampler.n_base_classes :]
         class_names = [data.class_names[c] for c in prepared.class_ids.tolist()]
         records = None
         if self.plan.save_predictions:
@@ -332,4 +332,4 @@ def _format_title(settings: Mapping[str, object], prepared: PreparedEvaluation, 
     features = str(settings["encoder"] or f"{prepared.row_pool.x.shape[1]} features")
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
     title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "
-    return f"{title}{prepared.sampler.title()}, {n_episodes:,} episodes, seed {settings['seed']}"
+    return f"{title}{prepared.sampler.format_title()}, {n_episodes:,} episodes, seed {settings['seed']}"

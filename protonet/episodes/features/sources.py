@@ -91,7 +91,7 @@ def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = N
         data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
     with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
         test = None if rows.test_dataset is None else load_source(rows.test_dataset, image_size=rows.image_size)
-        sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test_dataset or ""))
+        sampler, data = sampler.join_test_set(data, test, (rows.dataset, rows.test_dataset or ""))
     dim = data.x.shape[1]
     base = data if rows.base is None else load_base_dataset(rows.base, dim=dim, image_size=rows.image_size)
     if rows.encoder is None:

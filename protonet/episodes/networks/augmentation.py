@@ -14,12 +14,12 @@ from torch import Tensor
 class AugmentationLimits:
     """Limits of the random changes to training rows. All values are our own choice."""
 
-    max_rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
-    max_stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
+    max_rotation_radians: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
+    max_log_stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
     max_shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
     noise_std: float = 0.3
     """Rows other than images: standard deviation of the noise, divided by that of each feature."""
-    n_sampled_rows: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
+    max_rows_for_std: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
 
 
 AUGMENTATION_LIMITS = AugmentationLimits()
@@ -51,11 +51,11 @@ def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) 
     """
     limits = AUGMENTATION_LIMITS
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
-    cos, sin = (limits.max_rotation * angle).cos(), (limits.max_rotation * angle).sin()
+    cos, sin = (limits.max_rotation_radians * angle).cos(), (limits.max_rotation_radians * angle).sin()
     rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
     ones = torch.ones(n)
-    slant = torch.stack([ones, limits.max_stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
-    linear = rotation @ slant * (limits.max_stretch * torch.stack(scales, dim=1)).exp()[:, None]
+    slant = torch.stack([ones, limits.max_log_stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
+    linear = rotation @ slant * (limits.max_log_stretch * torch.stack(scales, dim=1)).exp()[:, None]
     if flip:
         signs = 1 - 2 * torch.randint(2, (n, 1), generator=generator).float()
         linear = torch.stack([signs * linear[..., 0], linear[..., 1]], dim=2)  # (n, 2, 2)
@@ -76,7 +76,7 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False).flatten(1)
 
 
-def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
+def augment_rows(x: Tensor, stds: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
     """Augment training rows: warp images, or add noise to other rows.
 
     Each process augments some rows of a batch, but draws the random numbers of all rows, so that the result does not
@@ -84,7 +84,7 @@ def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *
 
     Args:
         x: (k, dim) float32, the rows with the indices ``first`` to ``first + k - 1`` of a batch.
-        spread: (dim,), the standard deviation of each feature, which scales the noise; None if rows are square images.
+        stds: (dim,), the standard deviation of each feature, which scales the noise; None if rows are square images.
             RGB images are also flipped at random.
         generator: Draws the random numbers.
         n: The number of rows of the whole batch.
@@ -94,9 +94,7 @@ def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *
         The augmented rows (k, dim).
     """
     rows_of_batch = slice(first, first + len(x))
-    if spread is not None:
-        return (
-            x + AUGMENTATION_LIMITS.noise_std * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
-        )
+    if stds is not None:
+        return x + AUGMENTATION_LIMITS.noise_std * stds * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
     shape = infer_image_shape(x.shape[1])
     return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

@@ -26,16 +26,17 @@ EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows_in_batches` embeds at a time.
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose evaluation statistics are measured separately, not averaged during training.
 
-    In training mode, mean and variance are computed from the batch. In evaluation mode, `measure_batch_norm` has stored
-    them: encoders are evaluated with averaged weights, whose statistics differ from running averages. If ``leading`` is
-    set, both modes compute them from the first rows of a batch, an episode's support, so that no query affects another.
+    In training mode, mean and variance are computed from the batch. In evaluation mode, they are those that
+    `measure_batch_norm_statistics` has stored: encoders are evaluated with averaged weights, whose statistics differ
+    from running averages. If ``leading`` is set, both modes compute them from the first rows of a batch, an episode's
+    support, so that no query affects another.
 
     Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167; statistics of the support: Bronskill et al.,
         "TaskNorm" (2020), sec. 3.2, MetaBN. https://arxiv.org/abs/2003.03284
     """
 
     leading = 0  #: The number of first rows of a batch that give mean and variance; 0 to use all rows as described.
-    measuring = False  #: Whether `measure_batch_norm` is averaging the statistics of batches.
+    measuring = False  #: Whether `measure_batch_norm_statistics` is averaging the statistics of batches.
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)
@@ -68,7 +69,7 @@ def use_support_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 
 
 @torch.no_grad()
-def measure_batch_norm(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
+def measure_batch_norm_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the mean and variance that an encoder's batch normalisation uses in evaluation mode.
 
     Both are averaged over ``batches`` of rows (n, dim) on the encoder's device, and stored in the encoder, which is

@@ -28,8 +28,8 @@ from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
 #: Factors on an episode's four sizes, whose sum of products is one int64 that identifies the sizes. The sizes are the
 #: numbers of classes, of support rows, of queries without open classes, and of all queries.
-EPISODE_SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
-ROWS_PER_SUM = 8192  #: Number of rows that are summed or hashed at a time.
+EPISODE_SIZE_HASH_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
+ROWS_PER_CHUNK = 8192  #: Number of rows that are summed or hashed at a time.
 
 
 class BaseClasses(NamedTuple):
@@ -49,9 +49,9 @@ class TrainedEncoder(NamedTuple):
     plan: TrainingPlan  #: The settings with which encoder and head were trained.
     take: RowReader  #: Maps row indices (k,) to inputs (k, dim) of the encoder, such as pixels.
     #: (episodes, n_support) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
-    support: Tensor | None = None
+    support_ids: Tensor | None = None
     #: (episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
-    query: Tensor | None = None
+    query_ids: Tensor | None = None
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """Gather the encoder's inputs for the episodes, on the encoder's device.
@@ -60,11 +60,11 @@ class TrainedEncoder(NamedTuple):
             support: (episodes, n_support, dim) float32.
             query: (episodes, n_queries, dim) float32.
         """
-        assert self.support is not None
-        assert self.query is not None
-        indices = torch.cat([self.support, self.query], dim=1)
+        assert self.support_ids is not None
+        assert self.query_ids is not None
+        indices = torch.cat([self.support_ids, self.query_ids], dim=1)
         rows = self.take(indices.flatten()).to(next(self.encoder.parameters()).device).float()
-        support, query = rows.unflatten(0, indices.shape).tensor_split([self.support.shape[1]], dim=1)
+        support, query = rows.unflatten(0, indices.shape).tensor_split([self.support_ids.shape[1]], dim=1)
         return support, query
 
     def hide_row_indices(self, order: Tensor) -> TrainedEncoder:
@@ -74,12 +74,12 @@ class TrainedEncoder(NamedTuple):
         this batch from 0, and its function ``take`` reads only these rows.
         """
         copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
-        if self.support is None or self.query is None:
+        if self.support_ids is None or self.query_ids is None:
             return copied
-        rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
-        support, query = torch.arange(rows.numel()).view_as(rows).tensor_split([self.support.shape[1]], dim=1)
+        rows = torch.cat([self.support_ids, self.query_ids.gather(1, order)], dim=1)  # (episodes, rows)
+        support, query = torch.arange(rows.numel()).view_as(rows).tensor_split([self.support_ids.shape[1]], dim=1)
         take, known = self.take, rows.flatten()
-        return copied._replace(take=lambda indices: take(known[indices]), support=support, query=query)
+        return copied._replace(take=lambda indices: take(known[indices]), support_ids=support, query_ids=query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ class Episodes:
     def select_queries(self, queries: slice) -> Episodes:
         """Select a range of the queries of every episode; the support and all other inputs stay the same."""
         trained = self.trained
-        if trained is not None and trained.query is not None:
-            trained = trained._replace(query=trained.query[:, queries])
+        if trained is not None and trained.query_ids is not None:
+            trained = trained._replace(query_ids=trained.query_ids[:, queries])
         return replace(self, query=self.query[:, queries], trained=trained)
 
     def shuffle_rows(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
@@ -156,16 +156,16 @@ class EpisodeBatch:
     """
 
     episode_positions: Tensor  #: (episodes,) int64, the position of each episode in its `SampledEpisodes`.
-    support: Tensor  #: (episodes, n_support) int64 row indices.
+    support_ids: Tensor  #: (episodes, n_support) int64.
     support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), the class of each row in its episode.
-    query: Tensor  #: (episodes, n_queries) int64 row indices; queries of open classes come last.
+    query_ids: Tensor  #: (episodes, n_queries) int64; queries of open classes come last.
     query_labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), or -1 for queries of open classes.
     #: (episodes, n_queries) int64, the number of support rows of the query's class; 0 for open classes.
     query_shots: Tensor
-    unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row indices.
+    unlabelled_ids: Tensor  #: (episodes, n_unlabelled) int64.
     n_way: int  #: Classes per episode.
 
-    def select(self, episodes: slice) -> EpisodeBatch:
+    def select_episodes(self, episodes: slice) -> EpisodeBatch:
         """Select a range of the episodes of the batch."""
         tensors = {name: value[episodes] for name, value in vars(self).items() if name != "n_way"}
         return replace(self, **tensors)
@@ -176,32 +176,32 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
 
     Empty entries of the sampled arrays are removed.
     """
-    query = torch.cat([sampled.query.flatten(1), sampled.open_query.flatten(1)], dim=1)
-    support = sampled.support.flatten(1)
-    _, max_way, max_query = sampled.query.shape
+    query = torch.cat([sampled.query_ids.flatten(1), sampled.open_query_ids.flatten(1)], dim=1)
+    support = sampled.support_ids.flatten(1)
+    _, max_way, max_query = sampled.query_ids.shape
     n_open_queries = query.shape[1] - max_way * max_query  # open queries per episode, at most
-    shots = (sampled.support >= 0).sum(dim=2)  # (episodes, max_way)
+    shots = (sampled.support_ids >= 0).sum(dim=2)  # (episodes, max_way)
     labels = torch.arange(max_way).expand(len(shots), -1)
-    support_labels = labels.repeat_interleave(sampled.support.shape[2], dim=1)
+    support_labels = labels.repeat_interleave(sampled.support_ids.shape[2], dim=1)
     query_labels = F.pad(labels.repeat_interleave(max_query, dim=1), (0, n_open_queries), value=-1)
     query_shots = F.pad(shots.repeat_interleave(max_query, dim=1), (0, n_open_queries))
-    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (sampled.query >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
+    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (sampled.query_ids >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
     sizes = torch.stack(counts, dim=1)  # (episodes, 4)
-    _, kinds = torch.unique(sizes @ EPISODE_SIZE_FACTORS, return_inverse=True)  # far faster than unique rows
+    _, kinds = torch.unique(sizes @ EPISODE_SIZE_HASH_FACTORS, return_inverse=True)  # far faster than unique rows
     for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
         positions = (kinds == kind).nonzero().flatten()
         n_way, n_support, _, n_query = sizes[positions[0]].tolist()
-        unlabelled = sampled.unlabelled[positions].flatten(1)  # equally many rows, as the number of classes is equal
+        unlabelled = sampled.unlabelled_ids[positions].flatten(1)  # equally many, as the number of classes is equal
         support_slots = _list_filled_slots(support[positions], n_support)
         query_slots = _list_filled_slots(query[positions], n_query)
         yield EpisodeBatch(
             episode_positions=positions,
-            support=support[positions].gather(1, support_slots),
+            support_ids=support[positions].gather(1, support_slots),
             support_labels=support_labels[positions].gather(1, support_slots),
-            query=query[positions].gather(1, query_slots),
+            query_ids=query[positions].gather(1, query_slots),
             query_labels=query_labels[positions].gather(1, query_slots),
             query_shots=query_shots[positions].gather(1, query_slots),
-            unlabelled=unlabelled.gather(1, _list_filled_slots(unlabelled, int((unlabelled[0] >= 0).sum()))),
+            unlabelled_ids=unlabelled.gather(1, _list_filled_slots(unlabelled, int((unlabelled[0] >= 0).sum()))),
             n_way=n_way,
         )
 
@@ -234,12 +234,12 @@ class ClassTextEmbeddings(NamedTuple):
     """Embeddings of texts that name the classes, one text per class, such as from CLIP."""
 
     embeddings: Tensor  #: (classes, dim) floating, the embedding of the text of each class.
-    text_classes: Tensor  #: (rows of the data,) int64, the class of each row; -1 for rows of classes without a text.
+    row_classes: Tensor  #: (rows of the data,) int64, the class of each row; -1 for rows of classes without a text.
 
     def gather(self, batch: EpisodeBatch, dtype: torch.dtype) -> Tensor:
         """Look up the text embeddings of each episode's classes: (episodes, n_way, dim) of ``dtype``."""
-        classes = torch.zeros(len(batch.support), batch.n_way, dtype=torch.int64)
-        classes.scatter_(1, batch.support_labels, self.text_classes[batch.support])
+        classes = torch.zeros(len(batch.support_ids), batch.n_way, dtype=torch.int64)
+        classes.scatter_(1, batch.support_labels, self.row_classes[batch.support_ids])
         return self.embeddings[classes.to(self.embeddings.device)].to(dtype)
 
 
@@ -264,11 +264,11 @@ def gather_episodes(
     Returns:
         The episodes, on the device of the features: float64 if the features are, otherwise float32.
     """
-    rows = torch.cat([batch.support, batch.query, batch.unlabelled], dim=1)
+    rows = torch.cat([batch.support_ids, batch.query_ids, batch.unlabelled_ids], dim=1)
     features = read_rows(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
-    n_support = batch.support.shape[1]
-    support, query, unlabelled = features.tensor_split([n_support, n_support + batch.query.shape[1]], dim=1)
+    n_support = batch.support_ids.shape[1]
+    support, query, unlabelled = features.tensor_split([n_support, n_support + batch.query_ids.shape[1]], dim=1)
     return Episodes(
         support=support,
         support_labels=batch.support_labels.to(features.device),
@@ -277,7 +277,7 @@ def gather_episodes(
         base=base,
         texts=None if texts is None else texts.gather(batch, features.dtype),
         unlabelled=unlabelled if unlabelled.shape[1] else None,
-        trained=trained and trained._replace(support=batch.support, query=batch.query),
+        trained=trained and trained._replace(support_ids=batch.support_ids, query_ids=batch.query_ids),
         shape=shape,
     )
 
@@ -290,7 +290,7 @@ def summarize_base_classes(read_rows: RowReader, by_class: ClassIndex) -> BaseCl
     """
     means, pieces = [], list_class_rows(by_class)
     for rows in pieces:
-        sums = [read_rows(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
+        sums = [read_rows(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_CHUNK)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
     fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
@@ -304,7 +304,7 @@ def hash_class_rows(read_rows: RowReader, by_class: ClassIndex) -> str:
     """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for rows_of_class in list_class_rows(by_class):
-        for rows in rows_of_class.split(ROWS_PER_SUM):
+        for rows in rows_of_class.split(ROWS_PER_CHUNK):
             digest.update(read_rows(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -331,9 +331,9 @@ def record_episodes(
     (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
     row_of[pool.by_class.rows] = pool.dataset_rows.rows
-    support = row_of[batch.support]
+    support = row_of[batch.support_ids]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
-    arrays = {"support": support, "query": row_of[batch.query], "labels": batch.query_labels, "classes": classes}
+    arrays = {"support": support, "query": row_of[batch.query_ids], "labels": batch.query_labels, "classes": classes}
     packed = {name: pack_integers(values) for name, values in predicted.items()}
     records = {name: pack_integers(values) for name, values in arrays.items()}
     return {**records, "class_names": list(class_names), "predicted": packed}

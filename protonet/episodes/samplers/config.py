@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.episodes.names import MAX_OPTION_COUNT
+from protonet.episodes.names import MAX_COUNT_SETTING
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
@@ -75,7 +75,7 @@ class EpisodeConfig(Sampler):
         check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
-            check_int(name, getattr(self, name), low=low, high=MAX_OPTION_COUNT)
+            check_int(name, getattr(self, name), low=low, high=MAX_COUNT_SETTING)
         if self.n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
@@ -150,12 +150,12 @@ class EpisodeConfig(Sampler):
             unlabelled,
         )
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
-    def title(self) -> str:
+    def format_title(self) -> str:
         """Format the settings as a short title of the protocol, such as ``5-way 1-shot 15-query``."""
         way, shot = ("-".join(map(str, dict.fromkeys(span))) for span in (self.way, self.shot))
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
@@ -177,33 +177,34 @@ class GeneralizedSampler(Sampler):
         sec. 3.3, harmonic means. https://arxiv.org/abs/1804.09458, https://arxiv.org/abs/1906.02944
     """
 
-    novel: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
-    #: Number of base classes, set by `join_base`. They are the first classes of the index, and the first row of each is
-    #: the class mean.
-    n_base: int = 0
+    novel_config: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
+    #: Number of base classes, set by `join_base_classes`. They are the first classes of the index, and the first row
+    #: of each is the class mean.
+    n_base_classes: int = 0
 
     adds_base_classes = True
 
     @property
     def shot(self) -> tuple[int, int]:
         """Minimum and maximum number of support rows per novel class."""
-        return self.novel.shot
+        return self.novel_config.shot
 
     @property
     def n_required_classes(self) -> int:
         """The maximum number of classes of an episode, base and novel."""
-        return self.n_base + self.novel.n_required_classes
+        return self.n_base_classes + self.novel_config.n_required_classes
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[GeneralizedSampler, ClassIndex, list[str]]:
         """Select the novel classes with enough rows; return this sampler, the rows of these classes, and no notes."""
-        return self, self.novel.validate(index, class_names), []
+        return self, self.novel_config.validate(index, class_names), []
 
-    def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
+    def hold_out_queries(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
         """Hold out every fifth row of each base class as a query; the mean of the remaining rows represents the class.
 
-        In each class, a placeholder for the mean comes before the queries; `join_base` overwrites it.
+        Returns the rows for the means, and the queries of each class after a placeholder row, which `join_base_classes`
+        overwrites with the mean.
         """
         if int(base.size.min()) < 2:
             got = f"class {class_names[int(base.size.argmin())]!r} with one"
@@ -216,7 +217,7 @@ class GeneralizedSampler(Sampler):
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_class_rows(seen), index_class_rows(queries)
 
-    def join_base(
+    def join_base_classes(
         self, pool: RowPool, base: RowPool | None, means: Tensor | None
     ) -> tuple[GeneralizedSampler, RowPool]:
         """Join base classes and novel classes to one pool of rows in memory, base classes first."""
@@ -229,44 +230,45 @@ class GeneralizedSampler(Sampler):
         x = pool.read_rows(known.rows).clone()
         x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
         by_class = known._replace(rows=torch.arange(len(x)))
-        return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
+        return replace(self, n_base_classes=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
-        if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
+        if not 0 < self.n_base_classes < len(index.size) or bool((index.size[: self.n_base_classes] < 2).any()):
             remedy = "Add rows to the base classes."
-            raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
-        self.novel.validate(
-            index.select_classes(torch.arange(self.n_base, len(index.size))), class_names[self.n_base :]
+            raise_input_error("n_base_classes", "be classes of a mean and a query or more", self.n_base_classes, remedy)
+        self.novel_config.validate(
+            index.select_classes(torch.arange(self.n_base_classes, len(index.size))), class_names[self.n_base_classes :]
         )
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
-        novel_index = index.select_classes(torch.arange(self.n_base, len(index.size)))
-        novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
-        shape = (n_episodes, self.n_base, self.novel.n_query)
-        start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
+        novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.size)))
+        novel = self.novel_config.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
+        shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
+        start, size = index.start[: self.n_base_classes], index.size[: self.n_base_classes] - 1
         offsets = draw_without_replacement(
             sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape), size.expand(shape[:2])
         )
         drawn = torch.arange(shape[2]) < size[:, None]
         query = index.rows[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
-        support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), EMPTY_SLOT)
+        support = torch.full((n_episodes, self.n_base_classes, novel.support_ids.shape[2]), EMPTY_SLOT)
         support[:, :, 0] = index.rows[start]
-        max_query = max(query.shape[2], novel.query.shape[2])
-        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=EMPTY_SLOT) for rows in (query, novel.query)]
-        support = torch.cat([support, novel.support], dim=1)
+        max_query = max(query.shape[2], novel.query_ids.shape[2])
+        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=EMPTY_SLOT) for rows in (query, novel.query_ids)]
+        support = torch.cat([support, novel.support_ids], dim=1)
         unlabelled = torch.empty(n_episodes, support.shape[1], 0, dtype=torch.int64)
-        return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
+        return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query_ids, unlabelled)
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
-        return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
+        settings = {"protocol": "generalized", "base_classes": self.n_base_classes, "kind": self.format_title()}
+        return self.novel_config.to_dict() | settings
 
-    def title(self) -> str:
-        """Format the settings as a short title of the protocol, as `EpisodeConfig.title` does."""
-        return f"{self.novel.title()} beside {self.n_base} base classes"
+    def format_title(self) -> str:
+        """Format the settings as a short title of the protocol, as `EpisodeConfig.format_title` does."""
+        return f"{self.novel_config.format_title()} beside {self.n_base_classes} base classes"
 
 
 def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int, int]:
@@ -275,7 +277,7 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         constraint = "be a pair of whole numbers, (least, most)"
         raise_input_error(argument, constraint, repr(value), remedy, kind=InputTypeError)
-    minimum, maximum = (check_int(argument, end, low=low, high=MAX_OPTION_COUNT) for end in value)
+    minimum, maximum = (check_int(argument, end, low=low, high=MAX_COUNT_SETTING) for end in value)
     if maximum < minimum:
         remedy = f"Pass ({maximum}, {minimum})."
         raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)

@@ -16,7 +16,7 @@ from torch import Tensor
 from protonet._text import plural, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.names import MAX_OPTION_COUNT
+from protonet.episodes.names import MAX_COUNT_SETTING
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
     RandomStream,
@@ -82,7 +82,7 @@ class FixedSplit(Sampler):
     """
 
     n_shot: int  #: Support rows per class, >= 1.
-    #: The number of training rows of each class, set by `join_test`. They come before the test rows of the class.
+    #: The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
     n_training_rows: tuple[int, ...] = ()
     #: Whether a class may have fewer than ``n_shot`` training rows; all of them are then its support, as in the paper's
     #: code.
@@ -103,7 +103,7 @@ class FixedSplit(Sampler):
         """Minimum and maximum number of classes per episode: both are the number of classes of the data set."""
         return self.n_required_classes, self.n_required_classes
 
-    def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
+    def join_test_set(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
         """Join training rows and test rows, whose classes are matched by name, to one data set in memory.
 
         Returns a copy of this sampler with the number of training rows of each class, and the rows, training rows
@@ -140,7 +140,7 @@ class FixedSplit(Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
-        check_int("shot", self.n_shot, low=1, high=MAX_OPTION_COUNT)
+        check_int("shot", self.n_shot, low=1, high=MAX_COUNT_SETTING)
         if len(self.n_training_rows) != len(index.size) or len(self.n_training_rows) < 2:
             got = f"{len(self.n_training_rows)} for {len(index.size)}"
             remedy = "Pass the counts of all classes."
@@ -175,7 +175,7 @@ class FixedSplit(Sampler):
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),
         )
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         return {
             "protocol": "fixed-split",
@@ -183,9 +183,9 @@ class FixedSplit(Sampler):
             "shot": list(self.shot),
             "n_open_classes": 0,
             "allow_small": self.allow_small,
-            "kind": self.title(),
+            "kind": self.format_title(),
         }
 
-    def title(self) -> str:
+    def format_title(self) -> str:
         """Format the settings as a short title of the protocol, for reports and logs."""
         return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"

@@ -41,12 +41,12 @@ class MetaDataset(Sampler):
     """
 
     #: Groups of class indices. All classes of an episode are from one group. If empty, all classes are one group.
-    groups: tuple[tuple[int, ...], ...] = ()
+    class_groups: tuple[tuple[int, ...], ...] = ()
     #: Whether an episode has all classes of its group, up to ``META_DATASET_MAX_WAY``, instead of a random number of
     #: them.
-    all_of_group: bool = False
-    #: The hierarchy from which `choose_classes` sets ``groups``, in a form of `read_class_groups`; None to keep
-    #: ``groups``.
+    use_whole_group: bool = False
+    #: The hierarchy from which `choose_classes` sets ``class_groups``, in a form of `read_class_groups`; None to keep
+    #: ``class_groups``.
     hierarchy: str | None = None
 
     #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
@@ -56,8 +56,8 @@ class MetaDataset(Sampler):
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """The class indices (classes of the group,) int64 of each group; `describe` has only the number of groups."""
-        return list(map(torch.tensor, self.groups))
+        """The class indices (classes of the group,) int64 of each group; `to_dict` has only the number of groups."""
+        return list(map(torch.tensor, self.class_groups))
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
@@ -65,8 +65,8 @@ class MetaDataset(Sampler):
         """Select all classes, and read their groups from the hierarchy, if one is set."""
         sampler = self
         if self.hierarchy is not None:
-            groups, all_of_group = read_class_groups(self.hierarchy, class_names)
-            sampler = replace(self, groups=groups, all_of_group=all_of_group)
+            groups, use_whole_group = read_class_groups(self.hierarchy, class_names)
+            sampler = replace(self, class_groups=groups, use_whole_group=use_whole_group)
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
@@ -81,10 +81,10 @@ class MetaDataset(Sampler):
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(
             len(set(group)) < META_DATASET_MIN_WAY or not set(group) <= set(range(len(index.size)))
-            for group in self.groups
+            for group in self.class_groups
         ):
             remedy = "Pass those of `read_class_groups`."
-            raise_input_error("groups", f"be of {META_DATASET_MIN_WAY} known classes or more", "others", remedy)
+            raise_input_error("class_groups", f"be of {META_DATASET_MIN_WAY} known classes or more", "others", remedy)
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
@@ -104,8 +104,8 @@ class MetaDataset(Sampler):
             rows.where(is_support, EMPTY_SLOT), rows.where(is_query, EMPTY_SLOT), nothing[:, :0], nothing
         )
 
-    def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Return the classes and query counts of the first episodes, see `Sampler.count`, without drawing rows."""
+    def count_classes_and_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+        """Compute the results of `Sampler.count_classes_and_queries` without drawing rows."""
         classes, queries, _ = self._draw_classes_and_shots(index, seed, 0, n_episodes)
         n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
@@ -120,12 +120,12 @@ class MetaDataset(Sampler):
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
             return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
 
-        groups = self.groups or (tuple(range(len(index.size))),)
+        groups = self.class_groups or (tuple(range(len(index.size))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
         group = (uniform(RandomStream.GROUP) * len(groups)).long()
         way = max_way = sizes[group].clamp_max(META_DATASET_MAX_WAY)
-        if not self.all_of_group:
+        if not self.use_whole_group:
             way = META_DATASET_MIN_WAY + (uniform(RandomStream.WAY) * (max_way - META_DATASET_MIN_WAY + 1)).long()
         classes = table[
             group[:, None], draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
@@ -136,7 +136,7 @@ class MetaDataset(Sampler):
         )
         return classes, queries, shots
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         return {
             "hierarchy": self.hierarchy,
@@ -144,14 +144,14 @@ class MetaDataset(Sampler):
             "way": list(self.way),
             "shot": list(self.shot),
             "n_open_classes": 0,
-            "groups": len(self.groups),
-            "kind": self.title(),
+            "groups": len(self.class_groups),
+            "kind": self.format_title(),
         }
 
-    def title(self) -> str:
+    def format_title(self) -> str:
         """Format the settings as a short title of the protocol, for reports and logs."""
-        kind = "nodes of a hierarchy" if self.all_of_group else "superclasses"
-        return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
+        kind = "nodes of a hierarchy" if self.use_whole_group else "superclasses"
+        return "Meta-Dataset's ways and shots" + (f", {len(self.class_groups)} {kind}" if self.class_groups else "")
 
 
 def _count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,13 +189,13 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
     Returns:
         groups: The class indices of each superclass with at least 5 classes, or of each node with several branches and
             5 to 392 classes below it.
-        all_of_group: Whether an episode has all classes of its group: False for superclasses, True for nodes.
+        use_whole_group: Whether an episode has all classes of its group: False for superclasses, True for nodes.
 
     Raises:
         InputError: The hierarchy is unknown, lacks a class, or has no group of 5 classes.
     """
-    all_of_group = hierarchy != "names"
-    if all_of_group:
+    use_whole_group = hierarchy != "names"
+    if use_whole_group:
         nodes, max_classes = _read_nodes(hierarchy, names), MAX_NODE_CLASSES
     else:
         nodes, max_classes = {}, len(names)
@@ -212,7 +212,7 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
         raise_input_error("hierarchy", f"have a group of {META_DATASET_MIN_WAY} classes", sizes, "Leave it out.")
-    return groups, all_of_group
+    return groups, use_whole_group
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:

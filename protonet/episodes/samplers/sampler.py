@@ -22,7 +22,7 @@ from protonet.sampling import ClassIndex, list_class_rows
 #: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
 RowReader = Callable[[Tensor], Tensor]
 EMPTY_SLOT = -1  #: The row index in empty slots of `SampledEpisodes`.
-EPISODES_PER_COUNT_BATCH = 256  #: Number of episodes that `Sampler.count` samples at a time, as an evaluation does.
+EPISODES_PER_COUNT_BATCH = 256  #: Number of episodes that `Sampler.count_classes_and_queries` samples at a time.
 
 
 class RandomStream(IntEnum):
@@ -50,12 +50,12 @@ class SampledEpisodes(NamedTuple):
     Arrays are padded to the largest number of classes, support rows and queries; padding is ``EMPTY_SLOT``.
     """
 
-    support: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
-    query: Tensor  #: (episodes, max_way, max_query), the queries of each class.
-    open_query: Tensor  #: (episodes, n_open_classes, n_query), queries of classes without support rows in the episode.
+    support_ids: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
+    query_ids: Tensor  #: (episodes, max_way, max_query), the queries of each class.
+    open_query_ids: Tensor  #: (episodes, n_open_classes, n_query), queries of classes without support rows.
     #: (episodes, max_way + n_distractors, n_unlabelled), the unlabelled rows of each class. Distractor classes, which
     #: have neither support rows nor queries, come last.
-    unlabelled: Tensor
+    unlabelled_ids: Tensor
 
 
 class RowPool(NamedTuple):
@@ -74,7 +74,7 @@ class Sampler(ABC):
     classes in its episodes nor a test split.
     """
 
-    n_base: int = 0  #: Number of base classes in each episode. Their labels come before those of the other classes.
+    n_base_classes: int = 0  #: Number of base classes in each episode. Their labels come before the other labels.
     n_unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
     #: Whether each episode has all base classes, each with its mean as the only support row.
     adds_base_classes: bool = False
@@ -96,10 +96,10 @@ class Sampler(ABC):
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """Tensors that episodes depend on but `describe` does not include; they are part of the hash of a run."""
+        """Tensors that episodes depend on but `to_dict` does not include; they are part of the hash of a run."""
         return []
 
-    def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
+    def join_test_set(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
         """Adapt this sampler to a test split, and join the split to the data set.
 
         ``names`` are the names of the data set and of the test split, for messages. By default, nothing is changed.
@@ -114,7 +114,7 @@ class Sampler(ABC):
         """
         return self, self.validate(index, class_names), []
 
-    def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
+    def hold_out_queries(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
         """Split the rows of the base classes into rows to learn from and queries.
 
         Returns the rows that methods may learn from, by default all of them, and the queries, by default None.
@@ -122,12 +122,12 @@ class Sampler(ABC):
         del class_names
         return base, None
 
-    def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
+    def join_base_classes(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
         """Add base classes to the pool of rows, and adapt this sampler to them.
 
         Args:
             pool: The rows that episodes are drawn from.
-            base: The queries of the base classes, from `hold_out`, or None.
+            base: The queries of the base classes, from `hold_out_queries`, or None.
             means: (base classes, dim), the mean of the other rows of each base class, or None.
 
         Returns:
@@ -166,7 +166,7 @@ class Sampler(ABC):
             The row indices. The label of a row within its episode is its index along the axis of classes.
         """
 
-    def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+    def count_classes_and_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Return the classes and the number of queries of each of the first ``n_episodes`` episodes.
 
         Returns:
@@ -178,18 +178,18 @@ class Sampler(ABC):
         for first in range(0, n_episodes, EPISODES_PER_COUNT_BATCH):
             n = min(EPISODES_PER_COUNT_BATCH, n_episodes - first)
             sampled = self.sample(index, seed=seed, first=first, n_episodes=n)
-            rows = [some.flatten(1) for some in (sampled.support, sampled.open_query, sampled.unlabelled)]
+            rows = [some.flatten(1) for some in (sampled.support_ids, sampled.open_query_ids, sampled.unlabelled_ids)]
             classes = class_of[torch.cat(rows, dim=1)] % (n_classes + 1)  # n_classes in empty slots
             masks.append(torch.zeros(n, n_classes + 1, dtype=torch.bool).scatter_(1, classes, value=True)[:, :-1])
-            queries.append((sampled.query >= 0).sum(dim=(1, 2)))
+            queries.append((sampled.query_ids >= 0).sum(dim=(1, 2)))
         return torch.cat(masks), torch.cat(queries)
 
     @abstractmethod
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
 
     @abstractmethod
-    def title(self) -> str:
+    def format_title(self) -> str:
         """Format the settings as a short title of the protocol, such as "5-way 1-shot"."""
 
 

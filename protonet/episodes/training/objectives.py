@@ -22,18 +22,18 @@ class MetaTrainingConstants:
     """Constants of meta-training, the same in all runs. All values are our own choice, unless a source is named."""
 
     weight_decay: float = 1e-2  #: Weight decay of AdamW on the encoder's weights; head and proxies have none.
-    temperature: float = 0.1  #: The divisor of the cosines in all losses of cosines.
+    cosine_temperature: float = 0.1  #: The divisor of the cosines in all losses of cosines.
     label_smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
     contrastive_weight: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
     #: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
-    average_decay: float = 0.99
-    #: In step t the decay is at most t / (t + average_delay), so that the initial weights are forgotten soon.
-    average_delay: int = 9
+    weight_average_decay: float = 0.99
+    #: In step t the decay is at most t / (t + weight_average_delay), so that the initial weights are forgotten soon.
+    weight_average_delay: int = 9
     #: The statistics of batch normalisation are measured on at least this many training rows.
-    batch_norm_rows: int = 2048
+    min_batch_norm_rows: int = 2048
 
 
-META_TRAINING_CONSTANTS = MetaTrainingConstants()
+META_TRAINING = MetaTrainingConstants()
 LOSS_NAMES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
 
 
@@ -48,7 +48,7 @@ class MetaLearner(nn.Module):
             loss of cosines to these vectors; otherwise None.
     """
 
-    losses: tuple[str, ...] = ("episodic_loss",)
+    loss_names: tuple[str, ...] = ("episodic_loss",)
     """The names of the losses that `forward` returns, from ``LOSS_NAMES``."""
 
     def __init__(self, plan: TrainingPlan, encoder: nn.Module, head: nn.Module, proxies: Tensor | None = None) -> None:
@@ -65,7 +65,7 @@ class MetaLearner(nn.Module):
             n_shot: Support rows per class.
 
         Returns:
-            One value in nats for each name in ``losses``, in this order.
+            One value in nats for each name in ``loss_names``, in this order.
         """
         raise NotImplementedError
 
@@ -80,19 +80,19 @@ class MetaLearner(nn.Module):
         ``unit`` (n, embedding_dim) are embeddings of unit norm, and ``targets`` their base classes.
         """
         assert self.proxies is not None
-        temperature, smoothing = META_TRAINING_CONSTANTS.temperature, META_TRAINING_CONSTANTS.label_smoothing
+        temperature, smoothing = META_TRAINING.cosine_temperature, META_TRAINING.label_smoothing
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
 class PrototypeLearner(MetaLearner):
     """The default objective: cross-entropy of cosines to class prototypes, and of cosines to a proxy per base class."""
 
-    losses = ("episodic_loss", "cross_entropy")
+    loss_names = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute two losses: of cosines to the prototypes of an episode, and of cosines to a proxy per base class."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
-        temperature, smoothing = META_TRAINING_CONSTANTS.temperature, META_TRAINING_CONSTANTS.label_smoothing
+        temperature, smoothing = META_TRAINING.cosine_temperature, META_TRAINING.label_smoothing
         rows = unit.unflatten(0, x.shape[:3])
         episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         return torch.stack([episodic, self.compute_proxy_loss(unit, targets)])
@@ -128,7 +128,7 @@ class FeatLearner(MetaLearner):
         and 9, with cosines. https://arxiv.org/abs/1812.03664
     """
 
-    losses = LOSS_NAMES
+    loss_names = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute the loss on episodes, FEAT's weighted contrastive loss, and the loss of a proxy per base class."""
@@ -136,16 +136,16 @@ class FeatLearner(MetaLearner):
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
-        episodic, contrastive = _cross_entropy(rows[:, :, n_shot:], adapted), _cross_entropy(rows, centres)
+        episodic, contrastive = _cosine_loss(rows[:, :, n_shot:], adapted), _cosine_loss(rows, centres)
         proxy_loss = self.compute_proxy_loss(F.normalize(embeddings, dim=1), targets)
-        return torch.stack([episodic, META_TRAINING_CONSTANTS.contrastive_weight * contrastive, proxy_loss])
+        return torch.stack([episodic, META_TRAINING.contrastive_weight * contrastive, proxy_loss])
 
 
-def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
+def _cosine_loss(rows: Tensor, prototypes: Tensor) -> Tensor:
     """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
-    return F.cross_entropy((cosines / META_TRAINING_CONSTANTS.temperature).flatten(0, 1), labels.repeat(len(rows)))
+    return F.cross_entropy((cosines / META_TRAINING.cosine_temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(MetaLearner):
@@ -186,7 +186,7 @@ def make_learner(plan: TrainingPlan, generator: torch.Generator) -> MetaLearner:
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
     learner, proxies = LEARNER_TYPES[plan.objective], None
-    if "cross_entropy" in learner.losses:
+    if "cross_entropy" in learner.loss_names:
         proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
     head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)
     return learner(plan, encoder, head, proxies)

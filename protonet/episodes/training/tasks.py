@@ -27,11 +27,11 @@ from protonet.sampling import ClassIndex, index_classes
 
 
 @dataclass(frozen=True)
-class ValidationEpisodes:
+class ValidationSizes:
     """The sizes of validation episodes, which are the same at every validation. All values are our own choice."""
 
     n_episodes: int = 600  #: The number of episodes.
-    n_slow_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
+    n_maml_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
     #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_way` limits the head to
     #: a number of classes, this number is used.
     n_way: int = 5
@@ -39,7 +39,7 @@ class ValidationEpisodes:
     n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
 
 
-VALIDATION_SIZES = ValidationEpisodes()
+VALIDATION_SIZES = ValidationSizes()
 RAW_FEATURE_METHODS = ("protonet", "protonet-cosine")  #: An encoder must beat these methods on raw features.
 
 
@@ -56,9 +56,9 @@ class SplitSide(NamedTuple):
 
     x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``read_rows`` for pictures.
     read_rows: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
-    classes: Tensor  #: (n,) int64, for each row of ``x`` its class in the order of ``names``; -1 on other sides.
+    row_classes: Tensor  #: (n,) int64, the index of each row's class in ``class_names``; -1 on other sides.
     by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
-    names: tuple[str, ...]  #: The names of the classes of this side.
+    class_names: tuple[str, ...]  #: The names of the classes of this side.
     feature_stds: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
 
@@ -79,7 +79,7 @@ def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
-    sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.n_sampled_rows)]
+    sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.max_rows_for_std)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
     return SplitSide(
         data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread
@@ -101,14 +101,14 @@ def draw_training_episodes(
     first = step * plan.episodes_per_step + group.rank * n_episodes
     setting = EpisodeConfig((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
     draw = setting.sample(base.by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
-    rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
+    rows = torch.cat([draw.support_ids, draw.query_ids], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.read_rows(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all processes, and uses its own.
     spread = None if plan.backbone in MIN_IMAGE_SIDES else base.feature_stds
     x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
-    return x.unflatten(0, rows.shape), base.classes[rows]
+    return x.unflatten(0, rows.shape), base.row_classes[rows]
 
 
 def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, ValidationScore]:
@@ -117,7 +117,7 @@ def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: Process
     Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.
     """
     methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
-    accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
+    accuracies = _score_methods(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
     return name, ValidationScore(0, nan_mean(accuracies[name]), half_width(accuracies[name]))
 
@@ -129,16 +129,16 @@ def score_encoder(
 
     Episodes are classified by the few-shot method of the training objective. The encoder must be in evaluation mode.
     """
-    rows = (validation.classes >= 0).nonzero().flatten()
-    index = index_classes(validation.classes[rows])
+    rows = (validation.row_classes >= 0).nonzero().flatten()
+    index = index_classes(validation.row_classes[rows])
     trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.read_rows(rows[indices]))
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
     embeddings = embed_rows_in_batches(encoder, validation.read_rows, rows)
-    accuracy = _evaluate(embeddings, index, method, plan, group, trained=trained)["own"]
+    accuracy = _score_methods(embeddings, index, method, plan, group, trained=trained)["own"]
     return ValidationScore(step, nan_mean(accuracy), half_width(accuracy))
 
 
-def _evaluate(
+def _score_methods(
     x: Tensor,
     index: ClassIndex,
     methods: Mapping[str, Method],
@@ -153,6 +153,6 @@ def _evaluate(
     n_way = plan.head_way or min(VALIDATION_SIZES.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
     index = config.validate(index, ())
-    n_episodes = VALIDATION_SIZES.n_slow_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
+    n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
     scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

@@ -1,8 +1,4 @@
-"""The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file.
-
-The order of this file: the state of a training run, a step, its checkpoints, the training loop with its log, and the
-command.
-"""
+"""The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_
 from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
-from protonet.episodes.networks.backbones import measure_batch_norm
+from protonet.episodes.networks.backbones import measure_batch_norm_statistics
 from protonet.episodes.networks.checkpoints import (
     BEST_WEIGHTS_PREFIX,
     HEAD_WEIGHTS_PREFIX,
@@ -41,7 +37,7 @@ from protonet.episodes.networks.checkpoints import (
     split_encoder_and_head,
     write_checkpoint,
 )
-from protonet.episodes.training.objectives import META_TRAINING_CONSTANTS, MetaLearner, make_learner
+from protonet.episodes.training.objectives import META_TRAINING, MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -94,7 +90,7 @@ def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None =
         {"params": list(encoder.parameters())},
         {"params": head_parameters, "weight_decay": 0.0},
     ]
-    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING_CONSTANTS.weight_decay
+    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
     run = TrainingRun(plan, learner, optimizer, average, head, {}, ValidationScore(0, 0.0, 0.0), 0, [])
@@ -113,7 +109,7 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
     ``model`` is the run's learner, or a wrapper that averages gradients over processes. Returns the losses before the
-    step in nats, in the order of the learner's ``losses``.
+    step in nats, in the order of the learner's ``loss_names``.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
@@ -126,14 +122,14 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
-    decay = min(META_TRAINING_CONSTANTS.average_decay, run.step / (run.step + META_TRAINING_CONSTANTS.average_delay))
+    decay = min(META_TRAINING.weight_average_decay, run.step / (run.step + META_TRAINING.weight_average_delay))
     for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
     return losses.detach()
 
 
-def update_best(run: TrainingRun, score: ValidationScore) -> None:
+def update_best_weights(run: TrainingRun, score: ValidationScore) -> None:
     """Keep a copy of the run's averaged weights as the best weights, if their validation score is the best so far."""
     if score.accuracy > run.best_score.accuracy:
         run.best_score, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
@@ -184,12 +180,12 @@ def train(
 
         def validate() -> None:
             n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
-            n_batches = -(-META_TRAINING_CONSTANTS.batch_norm_rows // n_rows)
+            n_batches = -(-META_TRAINING.min_batch_norm_rows // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
-            measure_batch_norm(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
+            measure_batch_norm_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)
-            update_best(run, score)
-            means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
+            update_best_weights(run, score)
+            means = dict(zip(run.learner.loss_names, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
             seconds = round(time.monotonic() - started, 1)
             log({**score._asdict(), **means, "best_accuracy": run.best_score.accuracy, "seconds": seconds})
@@ -202,7 +198,7 @@ def train(
             validate()
         while not run.is_finished:
             step_losses = take_training_step(run, shared, *draw_training_episodes(base, plan, run.step, group)).tolist()
-            losses, interrupts = zip(*group.gather((step_losses, interrupted())), strict=True)
+            losses, interrupts = zip(*group.all_gather((step_losses, interrupted())), strict=True)
             stop = any(interrupts)
             run.losses.append(_average_losses(losses))
             if not math.isfinite(sum(run.losses[-1])):
@@ -287,7 +283,7 @@ def run_train(options: argparse.Namespace) -> None:
             read_checkpoint("start", plan.start)  # raises before the work if the file is missing
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
         base, validation = (select_split_side("dataset", data, side) for side in ("base", "validation"))
-        dim, n_classes = data.x.shape[1], len(base.names)
+        dim, n_classes = data.x.shape[1], len(base.class_names)
         backbone = plan.backbone or choose_backbone(plan.dataset, dim)
         if plan.dropblock and backbone != "resnet12":
             raise_input_error("dropblock", "be of the backbone resnet12", f"that of {backbone}", "Leave it out.")
@@ -349,7 +345,7 @@ def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> N
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
-        raise_input_error("dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
+        raise_input_error("dataset", limit, f"class {base.class_names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
     min_classes = plan.head_way or 2
     # Prototypes are validated with one row of each class.

@@ -184,7 +184,7 @@ PROTOCOLS: dict[str, Sampler] = {
     "unlabelled": EpisodeConfig((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
     "fixed split": FixedSplit(n_shot=2, n_training_rows=(10,) * 12),
     "Meta-Dataset": MetaDataset(),
-    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), n_query=5), n_base=4),
+    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), n_query=5), n_base_classes=4),
 }
 
 
@@ -216,14 +216,14 @@ def test_row_indices_do_not_reveal_classes() -> None:
         """Guess the class of the support row whose index is nearest to the query's index."""
         trained = episodes.trained
         assert trained is not None
-        assert trained.support is not None
-        assert trained.query is not None
+        assert trained.support_ids is not None
+        assert trained.query_ids is not None
         support, query = trained.gather()
         assert torch.equal(support, episodes.support)
         assert torch.equal(query, episodes.query)
         for weight in trained.encoder.parameters():
             weight.data.zero_()  # of a copy
-        distances = (trained.query[:, :, None] - trained.support[:, None]).abs().double()
+        distances = (trained.query_ids[:, :, None] - trained.support_ids[:, None]).abs().double()
         hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 

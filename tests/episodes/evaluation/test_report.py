@@ -45,7 +45,7 @@ OPEN = EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)
 
 
 def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
-    return setting.count(index_classes(LABELS), seed=0, n_episodes=n_episodes)[0]
+    return setting.count_classes_and_queries(index_classes(LABELS), seed=0, n_episodes=n_episodes)[0]
 
 
 @cache

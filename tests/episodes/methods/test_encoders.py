@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
-from protonet.episodes.names import HEAD_KINDS
+from protonet.episodes.names import HEAD_INITS
 from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, draw_affine_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
@@ -96,7 +96,7 @@ def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: in
     assert not torch.allclose(method(episodes, steps=1), method(episodes, steps=2), atol=1e-3)
 
 
-@pytest.mark.parametrize("head", HEAD_KINDS)
+@pytest.mark.parametrize("head", HEAD_INITS)
 def test_one_step_of_maml_equals_anils_if_the_layer_begins_at_zero(head: str) -> None:
     episodes, _ = make_case("maml", head=head)
     trained = trained_of(episodes)
@@ -166,11 +166,13 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     logits = method(episodes)
     torch.testing.assert_close(method(episodes.select_queries(slice(3, 8))), logits[:, 3:8], **tolerance)
     one = slice(1, 2)
-    assert trained.support is not None
-    assert trained.query is not None
+    assert trained.support_ids is not None
+    assert trained.query_ids is not None
     support, labels, query = (rows[one] for rows in core_rows(episodes))
     alone = Episodes(support=support, support_labels=labels, query=query, n_way=4)
-    alone = replace(alone, trained=trained._replace(support=trained.support[one], query=trained.query[one]))
+    alone = replace(
+        alone, trained=trained._replace(support_ids=trained.support_ids[one], query_ids=trained.query_ids[one])
+    )
     torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
     module = sys.modules[METHODS[name].function.__module__]
     for constant in [name for name in vars(module) if name.endswith("_PER_BATCH")]:  # an episode at a time
@@ -181,7 +183,7 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [("feat", "zero"), ("finetune", "zero"), *itertools.product(("maml", "anil"), HEAD_KINDS)]
+    ("name", "head"), [("feat", "zero"), ("finetune", "zero"), *itertools.product(("maml", "anil"), HEAD_INITS)]
 )
 def test_names_and_numbers_of_classes_matter_if_each_has_weights(name: str, head: str) -> None:
     episodes, _ = make_case(name, head=head)

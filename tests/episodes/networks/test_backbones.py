@@ -29,7 +29,7 @@ from protonet.episodes.networks.backbones import (
     ResidualBlock,
     embed_rows_in_batches,
     make_backbone,
-    measure_batch_norm,
+    measure_batch_norm_statistics,
     use_support_statistics,
 )
 from protonet.episodes.networks.checkpoints import (
@@ -172,7 +172,7 @@ def test_measured_statistics_equal_torchs() -> None:
         if isinstance(layer, BatchNorm):
             layer.measuring = True  # keeps averages in training mode, as torch's own
     update_bn(batches, slow)
-    measure_batch_norm(network, iter(batches))
+    measure_batch_norm_statistics(network, iter(batches))
     assert not network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, slow.state_dict()[name])
@@ -270,13 +270,14 @@ def test_affine_maps_stay_within_the_recipe() -> None:
     assert float(maps[..., 2].abs().max()) <= AUGMENTATION_LIMITS.max_shift
     areas = torch.linalg.det(maps[..., :2]).log()
     assert (
-        0.9 * 2 * AUGMENTATION_LIMITS.max_stretch
+        0.9 * 2 * AUGMENTATION_LIMITS.max_log_stretch
         < float(areas.abs().max())
-        <= 2 * AUGMENTATION_LIMITS.max_stretch + 1e-6
+        <= 2 * AUGMENTATION_LIMITS.max_log_stretch + 1e-6
     )
     turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
-    assert 0.99 * AUGMENTATION_LIMITS.max_rotation < float(turns.abs().max()) <= AUGMENTATION_LIMITS.max_rotation + 1e-6
-    assert abs(float(turns.mean())) < 4 * AUGMENTATION_LIMITS.max_rotation / math.sqrt(3 * 5000)
+    limit = AUGMENTATION_LIMITS.max_rotation_radians
+    assert 0.99 * limit < float(turns.abs().max()) <= limit + 1e-6
+    assert abs(float(turns.mean())) < 4 * limit / math.sqrt(3 * 5000)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -40,8 +40,8 @@ def dataset(x: torch.Tensor, y: torch.Tensor, names: tuple[str, ...] = ("a", "b"
 @given(seed=seeds)
 def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed: int) -> None:
     draw = FixedSplit(2, COUNTS).sample(INDEX, seed=seed, first=5, n_episodes=6)
-    assert draw.support.shape == (6, 3, 2)
-    for support, query in zip(draw.support, draw.query, strict=True):
+    assert draw.support_ids.shape == (6, 3, 2)
+    for support, query in zip(draw.support_ids, draw.query_ids, strict=True):
         assert bool((TRAIN[support] == torch.arange(3)[:, None]).all())
         assert all(len(part.unique()) == 2 for part in support)
         assert [[row for row in part.tolist() if row != EMPTY_SLOT] for part in query] == [[10], [9, 12, 13], [11]]
@@ -50,7 +50,7 @@ def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed
 def test_every_training_row_is_as_likely() -> None:
     draw = FixedSplit(2, COUNTS).sample(INDEX, seed=1, first=0, n_episodes=3000)
     for part, rows in enumerate(([0, 3, 6, 8], [1, 4, 7], [2, 5])):
-        counts = torch.bincount(draw.support[:, part].flatten(), minlength=9)
+        counts = torch.bincount(draw.support_ids[:, part].flatten(), minlength=9)
         assert counts.nonzero().flatten().tolist() == rows
         assert chisquare(counts[rows].numpy()).pvalue > 1e-3
 
@@ -79,16 +79,16 @@ def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_splits_are_joined_by_name() -> None:
     train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
-    sampler, data = FixedSplit(2).join_test(train, test, ("x", "y"))
+    sampler, data = FixedSplit(2).join_test_set(train, test, ("x", "y"))
     assert torch.equal(data.x, X)
     assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
     assert sampler == FixedSplit(2, COUNTS)
-    _, half = FixedSplit(2).join_test(train, dataset(X[9:].half(), TEST), ("x", "y"))
+    _, half = FixedSplit(2).join_test_set(train, dataset(X[9:].half(), TEST), ("x", "y"))
     assert half.x.dtype == torch.float32
     pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
-    _, grey = FixedSplit(2).join_test(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))
+    _, grey = FixedSplit(2).join_test_set(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))
     assert torch.equal(grey.x[:9], pixels.x)
-    _, mixed = FixedSplit(2).join_test(pixels, test, ("x", "y"))
+    _, mixed = FixedSplit(2).join_test_set(pixels, test, ("x", "y"))
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
@@ -103,7 +103,7 @@ def test_splits_that_do_not_fit_together_are_refused() -> None:
         ),
     ]:
         with pytest.raises(InputError, match=message):
-            FixedSplit(2).join_test(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+            FixedSplit(2).join_test_set(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
 
 
 @given(
@@ -139,8 +139,8 @@ def test_lines_about_duplicates_equal_a_slow_count() -> None:
 def test_small_classes_give_all_that_they_have() -> None:
     setting = FixedSplit(3, COUNTS, allow_small=True)
     draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
-    assert ((draw.support >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
-    assert (draw.support[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
+    assert ((draw.support_ids >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
+    assert (draw.support_ids[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
 
 
 SORTED_GENERATOR = torch.Generator().manual_seed(0)
@@ -151,15 +151,15 @@ SORTED_X = torch.randn(9, 4, generator=SORTED_GENERATOR)[SORTED_LABELS] + 0.8 * 
 
 
 def join(
-    labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: EpisodeConfig
+    labels: torch.Tensor, x: torch.Tensor, n_base_classes: int, setting: EpisodeConfig
 ) -> tuple[GeneralizedSampler, RowPool, ClassIndex]:
     """Make generalized episodes of which the first classes are base; return them, their rows, and the base rows."""
     full, names = index_classes(labels), tuple("abcdefghi")
-    base, novel = (full.select_classes(torch.arange(n_base)), full.select_classes(torch.arange(n_base, len(full.size))))
-    learned, queries = GeneralizedSampler(setting).hold_out(base, names)
+    base, novel = map(full.select_classes, torch.arange(len(full.size)).tensor_split([n_base_classes]))
+    learned, queries = GeneralizedSampler(setting).hold_out_queries(base, names)
     means = summarize_base_classes(make_row_reader(x), learned).class_means
     of_novel, of_base = (RowPool(x, make_row_reader(x), index, index) for index in (novel, queries))
-    sampler, pool = GeneralizedSampler(setting).join_base(of_novel, of_base, means)
+    sampler, pool = GeneralizedSampler(setting).join_base_classes(of_novel, of_base, means)
     return sampler, pool, learned
 
 
@@ -186,13 +186,13 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost(
 def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed: int, first: int, n: int) -> None:
     draw = KIND.sample(SORTED_INDEX, seed=seed, first=first, n_episodes=n)
     novel = SORTED_INDEX.select_classes(torch.arange(3, 9))
-    plain = KIND.novel.sample(novel, seed=seed, first=first, n_episodes=n)
-    assert torch.equal(draw.support[:, 3:], plain.support)
-    assert torch.equal(draw.query[:, 3:, : plain.query.shape[2]], plain.query)
-    assert (draw.support[:, :3, 0] == SORTED_INDEX.start[:3]).all()
-    assert (draw.support[:, :3, 1:] < 0).all()
+    plain = KIND.novel_config.sample(novel, seed=seed, first=first, n_episodes=n)
+    assert torch.equal(draw.support_ids[:, 3:], plain.support_ids)
+    assert torch.equal(draw.query_ids[:, 3:, : plain.query_ids.shape[2]], plain.query_ids)
+    assert (draw.support_ids[:, :3, 0] == SORTED_INDEX.start[:3]).all()
+    assert (draw.support_ids[:, :3, 1:] < 0).all()
     for part in range(3):
-        is_query = draw.query[:, part]
+        is_query = draw.query_ids[:, part]
         assert (is_query > SORTED_INDEX.start[part]).sum() == n * min(3, int(SORTED_INDEX.size[part]) - 1)
         assert (is_query < SORTED_INDEX.start[part] + SORTED_INDEX.size[part]).all()
 
@@ -202,10 +202,10 @@ def test_scores_equal_a_slow_loop() -> None:
     scores = evaluate(ROWS, SORTED_INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
     for position in range(20):
         draw = KIND.sample(SORTED_INDEX, seed=2, first=position, n_episodes=1)
-        supports = [part[part >= 0] for part in draw.support[0]]
+        supports = [part[part >= 0] for part in draw.support_ids[0]]
         means = [ROWS[part].mean(dim=0) for part in supports if len(part)]
         right: dict[bool, list[bool]] = {True: [], False: []}
-        for label, part in enumerate(draw.query[0]):
+        for label, part in enumerate(draw.query_ids[0]):
             for row in part[part >= 0]:
                 nearest = min(range(len(means)), key=lambda c: float(torch.dist(ROWS[row], means[c])))
                 right[label < 3].append(nearest == label)
@@ -221,9 +221,9 @@ def test_scores_equal_a_slow_loop() -> None:
 
 def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
     for kind, message in [
-        (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
-        (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),
-        (replace(KIND, novel=EpisodeConfig(way=(2, 7))), r"`way` must be at most the number of classes \(6\); got 7"),
+        (replace(KIND, n_base_classes=0), "`n_base_classes` must be classes of a mean and a query or more; got 0"),
+        (replace(KIND, n_base_classes=9), "`n_base_classes` must be classes of a mean and a query or more; got 9"),
+        (replace(KIND, novel_config=EpisodeConfig(way=(2, 7))), r"`way` must be at most the number of .* \(6\); got 7"),
     ]:
         with pytest.raises(InputError, match=message):
             kind.validate(SORTED_INDEX, tuple("abcdefghi"))
@@ -244,7 +244,7 @@ SIZE = torch.randint(2, 300, (70,), generator=META_GENERATOR)
 META_LABELS = torch.arange(70).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=META_GENERATOR)]
 META_INDEX = index_classes(META_LABELS)
 GROUPED = MetaDataset((tuple(range(6)), tuple(range(4, 70))))
-SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
+SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, use_whole_group=True)]
 
 
 def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
@@ -254,10 +254,10 @@ def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[i
         indices = sample_uniform_by_episode(seed, stream, index, (1, *shape))
         return [float(item) for item in indices.flatten()]
 
-    groups = setting.groups or (tuple(range(70)),)
+    groups = setting.class_groups or (tuple(range(70)),)
     group = groups[int(uniform(RandomStream.GROUP)[0] * len(groups))]
     maximum = min(50, len(group))
-    way = maximum if setting.all_of_group else 5 + int(uniform(RandomStream.WAY)[0] * (maximum - 5 + 1))
+    way = maximum if setting.use_whole_group else 5 + int(uniform(RandomStream.WAY)[0] * (maximum - 5 + 1))
     left, classes = list(group), []
     for position in uniform(RandomStream.CLASS, 50)[:way]:
         classes.append(left.pop(int(position * len(left))))
@@ -275,13 +275,13 @@ def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[i
 def test_counts_equal_the_papers_equations() -> None:
     for setting in SETTINGS:
         draw = setting.sample(META_INDEX, seed=4, first=7, n_episodes=40)
-        _, queries = setting.count(META_INDEX, seed=4, n_episodes=47)
+        _, queries = setting.count_classes_and_queries(META_INDEX, seed=4, n_episodes=47)
         for at, index in enumerate(range(7, 47)):
             classes, n_query, shots = describe_slowly(setting, 4, index)
             way = len(classes)
-            assert [int(META_LABELS[part[0]]) for part in draw.support[at][:way]] == classes
-            assert (draw.support[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
-            assert (draw.query[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
+            assert [int(META_LABELS[part[0]]) for part in draw.support_ids[at][:way]] == classes
+            assert (draw.support_ids[at] >= 0).sum(dim=1).tolist() == [*shots, *[0] * (50 - way)]
+            assert (draw.query_ids[at] >= 0).sum(dim=1).tolist() == [*[n_query] * way, *[0] * (50 - way)]
             assert int(queries[index]) == n_query * way
 
 
@@ -320,8 +320,8 @@ def test_data_that_meta_dataset_cannot_sample_are_refused() -> None:
     for setting, labels, message in [
         (MetaDataset(), torch.arange(4).repeat(3), "`classes` must be 5 or more, as Meta-Dataset's .* have; got 4"),
         (MetaDataset(), torch.arange(9) % 5, r"`classes` must have 2 rows \(shot \+ query\); got class '4' with 1"),
-        (MetaDataset(((0, 1, 2, 3),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
-        (MetaDataset(((0, 1, 2, 3, 9),)), torch.arange(5).repeat(3), "`groups` must be of 5 known classes or more"),
+        (MetaDataset(((0, 1, 2, 3),)), torch.arange(5).repeat(3), "`class_groups` must be of 5 known"),
+        (MetaDataset(((0, 1, 2, 3, 9),)), torch.arange(5).repeat(3), "`class_groups` must be of 5 known"),
     ]:
         with pytest.raises(InputError, match=message):
             setting.validate(index_classes(labels), ("0", "1", "2", "3", "4"))

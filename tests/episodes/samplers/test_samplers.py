@@ -36,7 +36,7 @@ PROTOCOLS: dict[str, Sampler] = {
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
     "groups": MetaDataset((tuple(range(6)), tuple(range(4, 12)))),
-    "generalized": GeneralizedSampler(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base=4),
+    "generalized": GeneralizedSampler(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base_classes=4),
 }
 every = pytest.mark.parametrize("name", PROTOCOLS)
 
@@ -61,9 +61,9 @@ def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) ->
     index = sampler.validate(INDEX, tuple(map(str, range(12))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler_module, "EPISODES_PER_COUNT_BATCH", 4)
-        class_mask, counts = sampler.count(index, seed=seed, n_episodes=6)
+        class_mask, counts = sampler.count_classes_and_queries(index, seed=seed, n_episodes=6)
     draw = sampler.sample(index, seed=seed, first=0, n_episodes=6)
-    assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
+    assert counts.tolist() == (draw.query_ids >= 0).sum(dim=(1, 2)).tolist()
     for position in range(6):
         support, query, outside, unlabelled = (rows[position] for rows in draw)
         slots = torch.cat([support, query, unlabelled[: len(support)]], dim=1)  # of the episode's classes
@@ -86,17 +86,17 @@ def test_batches_hold_every_episode_exactly_once(name: str, seed: int) -> None:
         indices += part.episode_positions.tolist()
         for position, index in enumerate(part.episode_positions.tolist()):
             for rows, labels, drawn in (
-                (part.support, part.support_labels, draw.support),
-                (part.query, part.query_labels, draw.query),
+                (part.support_ids, part.support_labels, draw.support_ids),
+                (part.query_ids, part.query_labels, draw.query_ids),
             ):
                 expected = [(row, c) for c, rows_of in enumerate(drawn[index].tolist()) for row in rows_of]
                 known = labels[position] >= 0
                 result = zip(rows[position][known].tolist(), labels[position][known].tolist(), strict=True)
                 assert list(result) == [pair for pair in expected if pair[0] != EMPTY_SLOT]
-            outside = part.query[position][part.query_labels[position] < 0].tolist()
-            assert outside == [row for row in draw.open_query[index].flatten().tolist() if row != EMPTY_SLOT]
-            more = draw.unlabelled[index].flatten()
-            assert part.unlabelled[position].tolist() == more[more != EMPTY_SLOT].tolist()
+            outside = part.query_ids[position][part.query_labels[position] < 0].tolist()
+            assert outside == [row for row in draw.open_query_ids[index].flatten().tolist() if row != EMPTY_SLOT]
+            more = draw.unlabelled_ids[index].flatten()
+            assert part.unlabelled_ids[position].tolist() == more[more != EMPTY_SLOT].tolist()
             shots = torch.bincount(part.support_labels[position], minlength=part.n_way).tolist()
             labels_of = part.query_labels[position].tolist()
             assert part.query_shots[position].tolist() == [shots[c] if c >= 0 else 0 for c in labels_of]
@@ -113,12 +113,12 @@ def test_gathered_rows(dtype: torch.dtype) -> None:
         config = EpisodeConfig(way=(3, 3), n_query=2, n_unlabelled=n_unlabelled)
         (part,) = split_by_size(config.sample(INDEX, seed=0, first=0, n_episodes=n_episodes))
         episodes = gather_episodes(take, part)
-        assert torch.equal(episodes.support, x[part.support].to(wide))
-        assert torch.equal(episodes.query, x[part.query].to(wide))
+        assert torch.equal(episodes.support, x[part.support_ids].to(wide))
+        assert torch.equal(episodes.query, x[part.query_ids].to(wide))
         if episodes.unlabelled is None:
             assert not n_unlabelled
         else:
-            assert torch.equal(episodes.unlabelled, x[part.unlabelled].to(wide))
+            assert torch.equal(episodes.unlabelled, x[part.unlabelled_ids].to(wide))
 
 
 def test_statistics_of_base_classes() -> None:
@@ -153,7 +153,7 @@ def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
     """test_samplers.py tests that rows are distinct and of distinct classes."""
     config = CONFIGS[name]
     drawn = sample(labels_of([18, 19, 20, 18, 21, 20]), config)
-    for support, query, more in zip(drawn.support, drawn.query, drawn.unlabelled, strict=True):
+    for support, query, more in zip(drawn.support_ids, drawn.query_ids, drawn.unlabelled_ids, strict=True):
         shots, queries = (support >= 0).sum(dim=1), (query >= 0).sum(dim=1)
         way = int((shots > 0).sum())
         assert config.way[0] <= way <= config.way[1]
@@ -174,8 +174,8 @@ def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
 def test_episodes_are_the_same_on_every_machine() -> None:
     """Philox, which draws the episodes, is specified bit by bit."""
     drawn = sample(torch.arange(20) % 4, EpisodeConfig(way=(3, 3), shot=(1, 1), n_query=2), seed=7, n_episodes=2)
-    assert drawn.support.flatten().tolist() == [11, 17, 2, 18, 11, 12]
-    assert drawn.query.flatten().tolist() == [3, 19, 9, 1, 6, 18, 2, 6, 19, 15, 16, 8]
+    assert drawn.support_ids.flatten().tolist() == [11, 17, 2, 18, 11, 12]
+    assert drawn.query_ids.flatten().tolist() == [3, 19, 9, 1, 6, 18, 2, 6, 19, 15, 16, 8]
 
 
 def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
@@ -184,15 +184,15 @@ def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
 
     labels = labels_of([5, 6, 7, 8])
     drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(1, 1), n_query=2), n_episodes=8000)
-    rows = torch.cat([drawn.support, drawn.query], dim=2)
+    rows = torch.cat([drawn.support_ids, drawn.query_ids], dim=2)
     assert are_equal(labels[rows[..., 0]] // 10)
     for label in labels.unique():
         counts = torch.bincount(rows.flatten(), minlength=len(labels))[labels == label]
         assert chisquare(counts.numpy()).pvalue > 1e-3
     config = EpisodeConfig(way=(2, 2), n_query=2, n_unlabelled=2, n_distractors=1)
-    assert are_equal(sample(torch.arange(3).repeat_interleave(6), config, n_episodes=3000).unlabelled)
+    assert are_equal(sample(torch.arange(3).repeat_interleave(6), config, n_episodes=3000).unlabelled_ids)
     config = EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=1, unequal=True)
-    shots = (sample(labels_of([9] * 6), config, n_episodes=4000).support >= 0).sum(dim=2)
+    shots = (sample(labels_of([9] * 6), config, n_episodes=4000).support_ids >= 0).sum(dim=2)
     assert are_equal((shots > 0).sum(dim=1), low=2)
     assert are_equal(shots, low=1)
 
@@ -200,7 +200,7 @@ def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
 @pytest.mark.parametrize("concentration", [0.5, 2.0, 50.0])
 def test_fractions_of_queries_are_dirichlet(concentration: float) -> None:
     config = EpisodeConfig(way=(4, 4), n_query=15, imbalance=concentration)
-    counts = (sample(labels_of([80] * 5), config, n_episodes=2000).query >= 0).sum(dim=2).double()
+    counts = (sample(labels_of([80] * 5), config, n_episodes=2000).query_ids >= 0).sum(dim=2).double()
     assert (counts.sum(dim=1) == 60).all()
     fractions = counts / 60
     assert torch.allclose(fractions.mean(dim=0), torch.tensor(0.25).double(), atol=0.02)
@@ -238,13 +238,13 @@ def test_unlabelled_rows_and_more_queries_change_nothing_else(name: str, seed: i
     without = sample(labels, replace(config, n_unlabelled=0, n_distractors=0), seed, first, 6)
     assert all(torch.equal(rows, others) for rows, others in zip(full[:3], without[:3], strict=True))
     more = sample(labels, replace(config, n_query=config.n_query + 1), seed, first, 6)
-    assert torch.equal(labels[more.support[:, :, 0]], labels[full.support[:, :, 0]])
+    assert torch.equal(labels[more.support_ids[:, :, 0]], labels[full.support_ids[:, :, 0]])
 
 
 def test_small_classes_are_drawn_with_fewer_queries() -> None:
     labels = labels_of([2, 3, 9, 9])
     drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
-    assert 0 not in labels[drawn.support]  # no row is left for a query
-    small = (labels[drawn.support[..., 0]] == 10).nonzero()
+    assert 0 not in labels[drawn.support_ids]  # no row is left for a query
+    small = (labels[drawn.support_ids[..., 0]] == 10).nonzero()
     assert len(small)
-    assert all(int((drawn.query[e, c] >= 0).sum()) == 1 for e, c in small)
+    assert all(int((drawn.query_ids[e, c] >= 0).sum()) == 1 for e, c in small)

@@ -14,14 +14,14 @@ from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (
-    META_TRAINING_CONSTANTS,
+    META_TRAINING,
     AdaptedLearner,
     FeatLearner,
     ProtoNetLearner,
     make_learner,
 )
 from protonet.episodes.training.tasks import ValidationScore, draw_training_episodes, select_split_side
-from protonet.episodes.training.train import TrainingRun, make_training_run, take_training_step, update_best
+from protonet.episodes.training.train import TrainingRun, make_training_run, take_training_step, update_best_weights
 from tests.episodes.cases import SIDES, make_data, make_plan
 
 N_SHOT, N_QUERY, N_WAY = 2, 3, 3
@@ -158,15 +158,13 @@ def test_feats_losses_equal_a_slow_loop() -> None:
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
                     if losses is contrastive or index >= N_SHOT:
                         cosines = F.cosine_similarity(points, row[None])
-                        losses.append(-(cosines / META_TRAINING_CONSTANTS.temperature).log_softmax(dim=0)[way])
+                        losses.append(-(cosines / META_TRAINING.cosine_temperature).log_softmax(dim=0)[way])
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
-    torch.testing.assert_close(result[1], META_TRAINING_CONSTANTS.contrastive_weight * torch.stack(contrastive).mean())
+    torch.testing.assert_close(result[1], META_TRAINING.contrastive_weight * torch.stack(contrastive).mean())
     cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(proxies, dim=1).T
     smooth = F.cross_entropy(
-        cosines / META_TRAINING_CONSTANTS.temperature,
-        targets.flatten(),
-        label_smoothing=META_TRAINING_CONSTANTS.label_smoothing,
+        cosines / META_TRAINING.cosine_temperature, targets.flatten(), label_smoothing=META_TRAINING.label_smoothing
     )
     torch.testing.assert_close(result[2], smooth)
 
@@ -201,7 +199,7 @@ def test_every_trained_weight_changes_the_loss(objective: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(learner.parameters(), same.parameters(), strict=True))
     x = torch.rand(2, 4, 3, 256, generator=torch.Generator().manual_seed(0))
     losses = learner(x, torch.arange(4)[:, None].expand(2, -1, 3), 2)
-    assert len(losses) == len(learner.losses)
+    assert len(losses) == len(learner.loss_names)
     losses.sum().backward()
     assert all(weight.grad is not None for weight in learner.parameters())
 
@@ -215,11 +213,8 @@ def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
 
 
 def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
-    log_p = (cosines / META_TRAINING_CONSTANTS.temperature).log_softmax(dim=0)
-    return (
-        -(1 - META_TRAINING_CONSTANTS.label_smoothing) * log_p[target]
-        - META_TRAINING_CONSTANTS.label_smoothing * log_p.mean()
-    )
+    log_p = (cosines / META_TRAINING.cosine_temperature).log_softmax(dim=0)
+    return -(1 - META_TRAINING.label_smoothing) * log_p[target] - META_TRAINING.label_smoothing * log_p.mean()
 
 
 def test_the_losses_equal_slow_loops() -> None:
@@ -253,7 +248,7 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     losses = []
     for step in range(1, 13):
         losses += advance(run, 1)
-        decay = min(META_TRAINING_CONSTANTS.average_decay, step / (step + META_TRAINING_CONSTANTS.average_delay))
+        decay = min(META_TRAINING.weight_average_decay, step / (step + META_TRAINING.weight_average_delay))
         learned = [*run.learner.encoder.parameters(), *run.learner.head.parameters()]
         saved = [decay * old + (1 - decay) * new.detach() for old, new in zip(saved, learned, strict=True)]
     assert run.step == 12
@@ -263,7 +258,7 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     ):
         torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
-    update_best(run, ValidationScore(1, 0.5, 0.1))
+    update_best_weights(run, ValidationScore(1, 0.5, 0.1))
     names = {name for name in run.best_weights if name.startswith("head.")}
     assert names == (set() if objective == "prototypes" else {"head.weight", "head.bias"})
 
@@ -282,10 +277,10 @@ def test_a_side_has_only_its_own_classes() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
         selected, class_ids = select_split_side("data", data, side), [c for c, name in enumerate(SIDES) if name == side]
-        assert selected.names == tuple(data.class_names[c] for c in class_ids)
+        assert selected.class_names == tuple(data.class_names[c] for c in class_ids)
         assert selected.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
-            assert selected.classes[row] == (class_ids.index(label) if label in class_ids else -1)
+            assert selected.row_classes[row] == (class_ids.index(label) if label in class_ids else -1)
         element = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
         torch.testing.assert_close(selected.feature_stds, element.std(dim=0, correction=0))
         assert torch.equal(selected.read_rows(torch.tensor([71, 0, 5])), data.x[[71, 0, 5]])
@@ -310,7 +305,7 @@ def test_processes_divide_one_batch(backbone: str) -> None:
 def test_a_batch_has_base_rows_of_its_classes() -> None:
     data = make_data()
     base = select_split_side("data", data, "base")
-    names = torch.tensor([data.class_names.index(name) for name in base.names])
+    names = torch.tensor([data.class_names.index(name) for name in base.class_names])
     x, targets = draw_training_episodes(base._replace(feature_stds=torch.zeros(64)), make_plan(), 0, ProcessGroup())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
         (result,) = (data.x == rows).all(dim=1).nonzero().flatten().tolist()

@@ -29,7 +29,7 @@ from protonet.episodes.networks.checkpoints import load_trained_encoder, read_ch
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING_CONSTANTS, make_learner
+from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -49,8 +49,8 @@ run_train = SUBCOMMANDS["train"].run
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_slow_episodes=4))
-    monkeypatch.setattr(training, "META_TRAINING_CONSTANTS", replace(META_TRAINING_CONSTANTS, batch_norm_rows=40))
+    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_maml_episodes=4))
+    monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, min_batch_norm_rows=40))
     save_data(tmp_path / "tiny.npz")
     return tmp_path
 
@@ -151,7 +151,7 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     assert 0.5 < float(accuracy.mean()) < 1
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
     assert trained.plan.objective == objective
-    assert read_log()[-1].keys() & set(LOSS_NAMES) == set(make_learner(trained.plan, GENERATOR).losses)
+    assert read_log()[-1].keys() & set(LOSS_NAMES) == set(make_learner(trained.plan, GENERATOR).loss_names)
 
 
 def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path) -> None:
