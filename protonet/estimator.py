@@ -19,7 +19,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import SelectedRepresentations
+from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
@@ -261,7 +261,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Validate rows and labels by scikit-learn's rules; return rows as a `Frame` if they will be ``encoded``."""
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
-            validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
+            validate_data(self, frame.data_frame, y, reset=reset, skip_check_array=True)
             unlabelled = isinstance(y, str) and y == NO_LABELS
             labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
             return frame, labels
@@ -288,7 +288,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(chosen) < len(labels):
             rows, labels = rows.select_rows(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):
-            selection = SelectedRepresentations.from_names(self.representation)
+            selection = SelectedEncoders.from_names(self.representation)
             encoding = fit_frame_columns(rows, self.column_kinds, selection)
         x, uninformative = _encode_validated(rows, encoding)
         classes = np.unique(labels)
@@ -390,7 +390,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             AttributeError: No rows can be held out, or the estimator is a copy, which has no training rows.
         """
-        cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
+        cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.n_features_per_column
         if not len(cv.labels):
             raise AttributeError("no class has a second row that could be held out")
         importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
@@ -465,7 +465,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         counts = parse_class_counts(pipeline.metadata.get("uninformative"), len(order))
         estimator._set_classes(from_class_names(pipeline.classes, pipeline.metadata)[order], counts[order])
         names = tuple(estimator.columns_) or pipeline.columns
-        estimator.n_features_in_ = len(names or pipeline.column_sizes)
+        estimator.n_features_in_ = len(names or pipeline.n_features_per_column)
         if names is not None:
             estimator.feature_names_in_ = np.array(names, dtype=object)
         return estimator

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import shorten_list
-from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen_representation
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
+from protonet.embeddings.loading import AUTO, NONE, get_encoder_modality, reload_encoder
 from protonet.embeddings.pictures.reading import is_picture_path
-from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import raise_input_error
 from protonet.files.archive import count_training_rows
 from protonet.files.model import Model, read_model, save_model
@@ -107,8 +107,8 @@ class TablePipeline(Model):
             seed=seed,
             weights=table.weights,
             groups=table.groups,
-            column_indices=None if table.encoding is None else table.encoding.feature_blocks,
-            column_spans=() if table.encoding is None else table.encoding.standalone_ranges,
+            column_indices=None if table.encoding is None else table.encoding.feature_block_indices,
+            column_spans=() if table.encoding is None else table.encoding.standalone_feature_ranges,
             progress=progress,
             unlabelled=unlabelled,
             names=table.class_name_rows,
@@ -154,14 +154,14 @@ class TablePipeline(Model):
             raise_input_error("table", "have pictures, as in fit", table, remedy)
         columns = self.fitted_columns
 
-        def open_encoder(record: RepresentationRecord) -> Representation:
-            return replace(reopen_representation(record, names), use_cache=use_cache)
+        def open_encoder(record: EncoderRecord) -> PretrainedEncoder:
+            return replace(reload_encoder(record, names), use_cache=use_cache)
 
-        attached = tuple(column.attach_representation(open_encoder, show_progress=show_progress) for column in columns)
+        attached = tuple(column.with_loaded_encoder(open_encoder, show_progress=show_progress) for column in columns)
         modalities = {column.modality for column in columns if column.record is not None}
         for name in names or ():
-            if name not in {AUTO, NONE} and get_modality(name) not in modalities:
-                must = f"come with a model whose {get_modality(name)}s a pretrained encoder read in fit"
+            if name not in {AUTO, NONE} and get_encoder_modality(name) not in modalities:
+                must = f"come with a model whose {get_encoder_modality(name)}s a pretrained encoder read in fit"
                 raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
         return self if self.encoding is None else replace(self, encoding=Encoding(attached))
 
@@ -191,14 +191,14 @@ class TablePipeline(Model):
         return int(self.network.encoder.input_dim)  # type: ignore[arg-type]
 
     @property
-    def column_sizes(self) -> list[int]:
+    def n_features_per_column(self) -> list[int]:
         """The number of features into which each column is encoded."""
-        return [1] * self.input_dim if self.encoding is None else self.encoding.column_sizes
+        return [1] * self.input_dim if self.encoding is None else self.encoding.n_features_per_column
 
     @property
     def column_names(self) -> Sequence[str]:
         """The name of each column, such as "column 3" for the fourth column of a table without names."""
-        return self.columns or [f"column {index}" for index in range(len(self.column_sizes))]
+        return self.columns or [f"column {index}" for index in range(len(self.n_features_per_column))]
 
     @property
     def label(self) -> str:
@@ -223,10 +223,10 @@ class TablePipeline(Model):
         """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
         dropped = self.metadata.get("left_out")
         return ReadSpec(
-            label=self.label,
-            labelled=False,
+            label_column=self.label,
+            require_labels=False,
             columns=self.columns,
-            n_features=len(self.column_sizes),
+            n_features=len(self.n_features_per_column),
             ignored_columns=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
             missing_texts=self.missing_texts,
         )
@@ -260,7 +260,7 @@ class TablePipeline(Model):
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
         """Copy a table so that reading it converts numbers as in ``fit``, checks column types and monitors drift."""
         table = convert_to_training_formats(table, self.encoding, decimal=spec.decimal_mark)
-        monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
+        monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.n_features_per_column))
         return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
 
     def encode(self, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
@@ -479,4 +479,4 @@ class TablePipeline(Model):
         """
         if self.cross_validation is None:
             return []
-        return explain_rows(self.cross_validation, x, labels, self.column_sizes, generator, progress)
+        return explain_rows(self.cross_validation, x, labels, self.n_features_per_column, generator, progress)

@@ -94,7 +94,7 @@ def test_column_types_are_inferred_and_reported() -> None:
     assert FITTED.feature_names_in_.tolist() == list(FRAME)
     assert FITTED.n_features_in_ == 9
     assert FITTED.encoding_ is not None
-    assert sum(FITTED.encoding_.column_sizes) == FITTED.network_.encoder.input_dim
+    assert sum(FITTED.encoding_.n_features_per_column) == FITTED.network_.encoder.input_dim
     assert FITTED.score(NEW, Y) > 0.9
     assert len(FITTED.get_feature_names_out()) == FITTED.transform(NEW).shape[1]
     assert not hasattr(make(), "columns_")

@@ -26,7 +26,7 @@ import torch
 
 from analysis.shared.tables import write_csv
 from protonet.__main__ import main
-from protonet.embeddings.opening import ENCODER_PACKAGES, open_representation
+from protonet.embeddings.loading import ENCODER_PACKAGES, load_encoder
 from protonet.errors import raise_input_error
 
 TEXT_COLUMN, CLASS_COLUMN = "text", "class"  #: Columns of a table of texts.
@@ -175,7 +175,7 @@ def evaluate_protonet(items: ItemDataset, split: RowSplit, run: MethodRun) -> di
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
         if name != NO_ENCODER:
             rows = split.labelled_rows if run.shots else split.unlabelled_rows
-            open_representation(name).embed(get_inputs(items, rows))
+            load_encoder(name).embed(get_inputs(items, rows))
         seconds = run_protonet(fit)
         output = folder / "predicted.csv"
         new = str(folder / ("new.csv" if items.modality == "text" else "new"))
@@ -235,7 +235,7 @@ def run_protonet(arguments: Sequence[str]) -> float:
 def warm_up_fit(name: str, effort: str) -> None:
     """Load the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
     if name != NO_ENCODER:
-        open_representation(name)
+        load_encoder(name)
     with tempfile.TemporaryDirectory() as folder:
         cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
         table = Path(folder, "a.csv")
@@ -246,7 +246,7 @@ def warm_up_fit(name: str, effort: str) -> None:
 
 def fit_nearest_class_name(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Make a predictor of the class whose name's embedding has the largest cosine with the text; nothing is fitted."""
-    representation = open_representation(run.representation)
+    representation = load_encoder(run.representation)
 
     def embed(inputs: Sequence[Any]) -> np.ndarray:
         rows = representation.embed(inputs)
@@ -258,7 +258,7 @@ def fit_nearest_class_name(items: ItemDataset, split: RowSplit, run: MethodRun) 
 
 def fit_logistic(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Fit logistic regression on embeddings of texts or pictures."""
-    representation = open_representation(run.representation)
+    representation = load_encoder(run.representation)
     model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
     model.fit(representation.embed(get_inputs(items, split.labelled_rows)), items.labels[split.labelled_rows])
     return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))

@@ -16,7 +16,7 @@ from analysis.pretrained import measure
 from analysis.shared import runner
 from analysis.shared.tables import format_mean
 from protonet._text import plural
-from protonet.embeddings.opening import ENCODER_PACKAGES
+from protonet.embeddings.loading import ENCODER_PACKAGES
 from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table

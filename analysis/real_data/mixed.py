@@ -81,9 +81,9 @@ def predict_with_protonet(split: MixedSplit, effort: str | ModelSearch = "defaul
             write_csv(path, ["class of the row", *split.columns], cells)
         options = FitOptions(table=train, label="class of the row", representation=["none"])
         data = encode_table(options, read_table_rows(options))
-        blocks = None if data.encoding is None else data.encoding.feature_blocks
+        blocks = None if data.encoding is None else data.encoding.feature_block_indices
         network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
-        table = open_table(test, ReadSpec(label="class of the row", columns=data.columns))
+        table = open_table(test, ReadSpec(label_column="class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)

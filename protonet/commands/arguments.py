@@ -170,7 +170,7 @@ def check_table_path(path: Path) -> None:
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 
     if not is_picture_path(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
-        open_table(path, ReadSpec(label=DEFAULT_LABEL_COLUMN, labelled=False))
+        open_table(path, ReadSpec(label_column=DEFAULT_LABEL_COLUMN, require_labels=False))
 
 
 def check_fit_options(options: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from protonet.commands.rows import (
     warn_contradictory_labels,
     warn_similar_names,
 )
-from protonet.embeddings.opening import SelectedRepresentations
+from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
 from protonet.fit.names import embed_class_names
@@ -66,7 +66,7 @@ def make_read_spec(
     spec: ReadSpec,
     label: str | None = None,
     *,
-    labelled: bool = False,
+    require_labels: bool = False,
     extra: object = None,
     remedy: str = LABEL_COLUMN_REMEDY,
 ) -> ReadSpec:
@@ -76,15 +76,15 @@ def make_read_spec(
         options: The options, such as the sheet of a workbook.
         spec: The specification to be copied.
         label: The name of the label column; None to keep the label column of ``spec``.
-        labelled: Whether the table must have labels.
+        require_labels: Whether the table must have labels.
         extra: The name of an additional column to read, such as the group column; None for no such column.
         remedy: What to do if the table lacks the label column of ``spec``, for the error message.
     """
     return replace(
         spec,
-        label=label or spec.label,
-        labelled=labelled,
-        label_remedy="" if label else remedy,
+        label_column=label or spec.label_column,
+        require_labels=require_labels,
+        missing_label_remedy="" if label else remedy,
         extra_columns={} if extra is None else {str(extra): "path"},
         skip_broken=options.skip_broken,
         sheet=options.sheet,
@@ -97,7 +97,7 @@ def read_labelled_rows(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_COLUMN_REMEDY
 ) -> tuple[Table, RowBlock]:
     """Read a labelled table, see `make_read_spec`; return the table, with its notes, and all its rows as one block."""
-    spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra, remedy=remedy)
+    spec = make_read_spec(options, pipeline.read_spec, options.label, require_labels=True, extra=extra, remedy=remedy)
     return pipeline.read_table(table, spec, options.labels_file)
 
 
@@ -166,8 +166,8 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     table, block = rows.table, rows.labelled_block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
-    selection = SelectedRepresentations.from_names(options.representation, show_progress=not options.quiet)
-    selection = selection._replace(use_words=not rows.all_unlabelled)
+    selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
+    selection = selection._replace(use_word_features=not rows.all_unlabelled)
     encoded = fit_features(
         table,
         block,
@@ -279,14 +279,14 @@ def read_table_to_label(
     notes = list[str]()
     if model is None:
         dropped, group = ((), None) if page is None else (tuple(page.drop), page.group)
-        spec = ReadSpec(label=label, ignored_columns=dropped, partly_labelled=True, are_user_columns=True)
+        spec = ReadSpec(label_column=label, ignored_columns=dropped, allow_unlabelled=True, are_columns_from_user=True)
         extra = {} if group is None else {group: "group"}
         table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=extra))
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
         types = get_column_types(path, parse_column_types(() if page is None else page.column_type))
-        selection = SelectedRepresentations.from_names(options.representation, show_progress=not options.quiet)
+        selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
         features = fit_features(table, block, types, keep_option="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)
@@ -299,7 +299,7 @@ def read_table_to_label(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = model.open_table(path, replace(make_read_spec(options, model.read_spec, label), partly_labelled=True))
+        table = model.open_table(path, replace(make_read_spec(options, model.read_spec, label), allow_unlabelled=True))
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
@@ -343,8 +343,8 @@ def read_cells(
 
     ``rows`` are indices from 0; None for all rows. Returns the names of the columns, and a list of cells for each row.
     """
-    spec = ReadSpec(label=label) if model is None else model.read_spec
-    table = open_table(path, replace(make_read_spec(options, spec, label), all_columns_extra=True))
+    spec = ReadSpec(label_column=label) if model is None else model.read_spec
+    table = open_table(path, replace(make_read_spec(options, spec, label), are_all_columns_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0

@@ -47,7 +47,7 @@ class EvaluatedBlock(NamedTuple):
 def run(options: EvaluateOptions) -> None:
     """Run ``evaluate``: evaluate a model on a labelled table, and print and write the results."""
     model = open_pipeline(options, options.model, options.table)
-    spec = make_read_spec(options, model.read_spec, options.label, labelled=True)
+    spec = make_read_spec(options, model.read_spec, options.label, require_labels=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file)
 
@@ -110,7 +110,7 @@ def compute_evaluate_details(
     data = table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
     features = torch.cat([x for x, _ in rows])
     evaluated = model.evaluate_on_new_rows(features[known], labels[known])
-    importance = compute_importance(evaluated, names, model.column_sizes, 0, math.inf, progress)
+    importance = compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
     predictions = EvaluatedRows(
         logits=logits,
         labels=labels,

@@ -29,7 +29,7 @@ from protonet.commands.report import (
     table_to_dict,
 )
 from protonet.commands.rows import TableRows
-from protonet.embeddings.pictures.files import split_backbone
+from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
@@ -83,8 +83,8 @@ class UnlabelledRows:
         if self.path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             spec = ReadSpec(
-                label=options.label or DEFAULT_LABEL_COLUMN,
-                labelled=False,
+                label_column=options.label or DEFAULT_LABEL_COLUMN,
+                require_labels=False,
                 columns=data.columns,
                 n_features=width,
                 ignored_columns=tuple(data.metadata["left_out"]),
@@ -258,7 +258,7 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     if path is None:
         return "no model was written: pass -o FILE.protonet"
     size = format_byte_count(path.stat().st_size)
-    moved = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
+    moved = [quote(name) for name in representation or () if Path(split_backbone_spec(name)[0]).exists()]
     more = f" --representation {' '.join(moved)}" if moved else ""
     return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
@@ -366,7 +366,7 @@ def compute_fit_details(
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(cv, names, model.column_sizes, seed, deadline, start_next_part())
+    importance = compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_part())
     repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
     learning = compute_learning_curve(solution, cv, deadline, start_next_part())
     logits = predict_held_out(cv)[held_out.clamp_min(0)]

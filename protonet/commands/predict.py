@@ -32,8 +32,8 @@ from protonet.commands.folder import (
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
+from protonet.embeddings.encoder import hash_file
 from protonet.embeddings.pictures.reading import contains_pictures, is_picture_path
-from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
 from protonet.metrics import rejection_threshold, score_known_class
 from protonet.pipeline import TablePipeline
@@ -179,7 +179,7 @@ def make_output_spec(model: TablePipeline, options: PredictOptions) -> Predictio
 def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
     """Open a table for prediction, with the columns that ``predict`` copies to its output as extra columns."""
     read_spec = make_read_spec(options, model.read_spec, extra=model.metadata.get("id"))
-    return model.open_table(path, replace(read_spec, all_columns_extra=spec.keep_columns))
+    return model.open_table(path, replace(read_spec, are_all_columns_extra=spec.keep_columns))
 
 
 def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float) -> float:

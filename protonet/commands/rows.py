@@ -15,7 +15,7 @@ import numpy as np
 from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions, path_exists
-from protonet.embeddings.pictures.reading import check_pictures, is_picture_path, text_to_path
+from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, warn_duplicate_pictures
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
@@ -165,15 +165,15 @@ def read_table_rows(options: FitOptions) -> TableRows:
             raise_input_error(argument, "name another column than that of the labels", repr(label), "Leave it out.")
     described = {} if options.classes is None else read_classes(options.classes)
     spec = ReadSpec(
-        label=label,
-        labelled=not described or options.label is not None,
+        label_column=label,
+        require_labels=not described or options.label is not None,
         for_training=bool(described),
         columns=None if options.columns is None else tuple(options.columns),
         extra_columns=extra,
         ignored_columns=tuple(options.drop),
-        partly_labelled=True,
+        allow_unlabelled=True,
         skip_broken=options.skip_broken,
-        are_user_columns=True,
+        are_columns_from_user=True,
         sheet=options.sheet,
         no_header=options.no_header,
     )
@@ -203,7 +203,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
         if types.get(name) == "picture":
             paths = [text_to_path(str(cell)) for cell in cells.tolist()]
-            table.notes.extend(check_pictures(paths, all_labels, shown=not options.quiet))
+            table.notes.extend(warn_duplicate_pictures(paths, all_labels, show_progress=not options.quiet))
     if missing.any() and not missing.all():
         block = block.select_rows(np.flatnonzero(~missing))
     group_names, groups = np.empty(0, np.str_), None

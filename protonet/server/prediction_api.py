@@ -464,7 +464,7 @@ def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
 
 def format_curl_example(name: str, model: TablePipeline) -> str:
     """Format a curl command that requests a prediction from a model."""
-    row = dict.fromkeys(model.columns or ()) or [0] * len(model.column_sizes)
+    row = dict.fromkeys(model.columns or ()) or [0] * len(model.n_features_per_column)
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"

@@ -45,7 +45,7 @@ NO_DELIMITER = "\uffff"
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
 #: The note to the user that names the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
-N_LAYOUT_ROWS = 100  #: Number of rows from which the separator and the header are detected.
+N_LAYOUT_DETECTION_ROWS = 100  #: Number of rows from which the separator and the header are detected.
 #: Matches the first line of files that declare their separator for Excel, such as "sep=;".
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
 BYTES_PER_DECODING = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
@@ -142,7 +142,10 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
-    """Decode a file; return the length of its byte order mark, its encoding, and whether it has control characters."""
+    """Detect the encoding of a file; return the size of its byte order mark, the encoding, and if it has controls.
+
+    The last value is whether the text has control characters. Raises an InputError for binary data.
+    """
     file.seek(0)
     head = file.read(3)
     mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
@@ -220,13 +223,13 @@ class _TextFile:
         """Parse the first non-empty rows below the first ``skip`` lines.
 
         Returns:
-            The line number and the cells of at most ``N_LAYOUT_ROWS`` rows, and whether all of them could be parsed.
+            The line number and the cells of at most ``N_LAYOUT_DETECTION_ROWS`` rows, and whether all could be parsed.
         """
         rows: list[tuple[int, list[str]]] = []
         try:
             with closing(self.read_records(delimiter, skip)) as records:
                 stripped = ((self.row_start, list(map(str.strip, cells))) for cells in records)
-                rows.extend(islice((row for row in stripped if any(row[1])), N_LAYOUT_ROWS))
+                rows.extend(islice((row for row in stripped if any(row[1])), N_LAYOUT_DETECTION_ROWS))
         except csv.Error:
             return rows, False
         return rows, True
@@ -300,7 +303,7 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
     for index, cells in enumerate(rows):
         n_filled = sum(map(bool, cells))
         is_wider = n_filled > max_title_cells or (n_filled == 1 and index <= MAX_TITLE_ROWS)
-        if names and set(names) <= set(cells) and (not index or (_could_be_names(cells) and is_wider)):
+        if names and set(names) <= set(cells) and (not index or (_could_be_column_names(cells) and is_wider)):
             return index
         max_title_cells = max_title_cells if index < n_comments else max(max_title_cells, n_filled)
     if n_comments and _is_commented_header(rows[n_comments - 1], rows[n_comments:]):
@@ -319,7 +322,9 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
         bool(others) and all(len(row) > column and is_decimal_number(row[column]) for row in others)
         for column in range(len(first))
     )
-    return " " not in comment[0] and "".join(comment) != "#" and _could_be_names(comment) and not any(above_values)
+    return (
+        " " not in comment[0] and "".join(comment) != "#" and _could_be_column_names(comment) and not any(above_values)
+    )
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
@@ -337,7 +342,7 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     wide = (index for index, cells in enumerate(rows) if len(cells) == width and sum(map(bool, cells)) > 1)
     header = next(wide, 0)
     titles, below = rows[:header], rows[header + 1 :]
-    if not titles or not below or len(below[0]) != width or not _could_be_names(rows[header]):
+    if not titles or not below or len(below[0]) != width or not _could_be_column_names(rows[header]):
         return 0
     long_titles = [cells for cells in titles if sum(map(bool, cells)) > 1]
     if not long_titles and all(len(cells) == width and cells[0] for cells in titles):
@@ -357,7 +362,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
 def _iterate_checked_rows(
     path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of the header and each row; raise an InputError for a row of another width."""
+    """Yield the line number and the cells of the header and of each row; raise an InputError for rows that misfit."""
     header = header or next((cells for cells in records if not text.is_blank), None)
     if header is None:
         return
@@ -421,14 +426,14 @@ def is_decimal_number(cell: str) -> bool:
     return (POINT_NUMBER_PATTERN.fullmatch(text) or COMMA_NUMBER_PATTERN.fullmatch(text)) is not None
 
 
-def _could_be_names(cells: Sequence[str]) -> bool:
+def _could_be_column_names(cells: Sequence[str]) -> bool:
     """Test whether cells may be column names: different ones, none of them a number."""
     filled = [cell for cell in cells if cell]
     return len(set(filled)) == len(filled) and not any(map(is_decimal_number, filled))
 
 
-def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
-    """Test whether a row may be a second header: it has only names, even in the columns ``numeric`` of numbers."""
+def _is_second_header(cells: list[str], numeric_columns: list[int]) -> bool:
+    """Test whether a row may be a second header: it has only names, even in the ``numeric_columns``."""
     names = [cell.strip() for cell in cells]
-    replaced = [names[column].lower() for column in numeric]
-    return all(names) and _could_be_names(names) and MISSING_TEXTS.isdisjoint(replaced)
+    replaced = [names[column].lower() for column in numeric_columns]
+    return all(names) and _could_be_column_names(names) and MISSING_TEXTS.isdisjoint(replaced)

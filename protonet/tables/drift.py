@@ -37,15 +37,16 @@ from protonet.tables.table import RowBlock, Table
 class DriftThresholds:
     """Thresholds for warnings about drifted columns; tests/tables/test_suspicious.py measures the false alarms."""
 
-    quantile_steps: tuple[int, int] = (16, 64)
-    """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""
+    #: Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four.
+    min_quantile_intervals: int = 16
+    max_quantile_intervals: int = 64
     max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
     max_examined_rows: int = 4096  #: Maximum number of rows of a block that are examined, equally spaced.
     #: Minimum increase from training to new rows of the fraction of cells that are missing, outside the training range,
     #: or of rare categories.
     min_fraction_increase: float = 0.5
     #: Maximum number of training rows in the interval that holds all new cells, relative to the smallest class.
-    max_covered_training_fraction: float = 0.5
+    max_training_fraction_in_new_range: float = 0.5
     #: Minimum distance of a single reported cell from the training range, as a multiple of the width of the range.
     min_outlier_distance: float = 100.0
     #: Maximum width of the training range, in interquartile ranges, of a column in which single cells are reported.
@@ -53,20 +54,26 @@ class DriftThresholds:
     #: Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
     min_rows_per_class: int = 16
     max_false_alarm_rate: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
-    max_test_rows: int = 1000  #: Maximum number of rows that a significance test counts; more are scaled down to it.
+    max_rows_in_significance_test: int = (
+        1000  #: Maximum number of rows that a significance test counts; more are scaled down to it.
+    )
 
 
-DRIFT = DriftThresholds()
+DRIFT_THRESHOLDS = DriftThresholds()
 
 
-def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
+def compute_column_statistics(
+    cells: Sequence[np.ndarray], encoding: Encoding | None, class_counts: Sequence[int]
+) -> Any:
     """Compute the statistics of training rows with which `DriftMonitor` compares new rows, as JSON values.
 
-    ``cells`` has the cells (n,) of each column. The result has the fraction of missing cells of each column and, for
-    numbers and dates, quantiles; the mean number of rows per class; and the fraction of the rows in the smallest class.
+    ``cells`` has the cells (n,) of each column, ``class_counts`` the number of rows of each class. The result has the
+    fraction of missing cells of each column and, for numbers and dates, quantiles; the mean number of rows per class;
+    and the fraction of the rows in the smallest class.
     """
     statistics: list[JsonDict] = []
-    n_steps = sorted([*DRIFT.quantile_steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
+    limits = (DRIFT_THRESHOLDS.min_quantile_intervals, DRIFT_THRESHOLDS.max_quantile_intervals)
+    n_steps = sorted([*limits, DRIFT_THRESHOLDS.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_fitted_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
@@ -75,8 +82,8 @@ def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | 
             low, *inner, high = np.quantile(numeric[~missing], np.linspace(0, 1, n_steps + 1)).tolist()
             rounded = (min(max(low, float(f"{quantile:.5g}")), high) for quantile in inner)
             statistics[-1]["quantiles"] = [low, *rounded, high]
-    per_class = sum(class_rows) // len(class_rows)
-    return {"columns": statistics, "per_class": per_class, "smallest": min(class_rows) / max(1, sum(class_rows))}
+    per_class = sum(class_counts) // len(class_counts)
+    return {"columns": statistics, "per_class": per_class, "smallest": min(class_counts) / max(1, sum(class_counts))}
 
 
 @dataclass
@@ -112,7 +119,7 @@ class DriftMonitor:
     def update(self, block: RowBlock) -> None:
         """Add the rows of a block to the counts of the new rows."""
         columns = list_fitted_columns(self.encoding, self.n_columns)
-        step = -(-len(block.positions) // DRIFT.max_examined_rows)
+        step = -(-len(block.positions) // DRIFT_THRESHOLDS.max_examined_rows)
         for index, counts in enumerate(self.column_counts):
             column, cells = columns[index], block.columns[index][::step]
             numeric = column.to_numeric(cells)
@@ -124,7 +131,7 @@ class DriftMonitor:
             if numeric is not None and quantiles and not missing.all():
                 present = numeric[~missing]
                 excess = np.maximum(quantiles[0] - present, present - quantiles[-1])
-                distant = present[excess > _max_distance(quantiles)]
+                distant = present[excess > _outlier_distance(quantiles)]
                 counts.n_outside_range += int((excess > 0).sum())
                 counts.n_outliers += len(distant)
                 counts.last_outlier = distant[-1] if len(distant) else counts.last_outlier
@@ -154,37 +161,46 @@ class DriftMonitor:
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
         per_class = self.training_statistics["per_class"]
         if self._is_significant_increase(
-            counts.n_outside_range, n_present, min(2, per_class) / per_class, subtract=0.0
+            counts.n_outside_range, n_present, min(2, per_class) / per_class, reference=0.0
         ):
             return f"most rows are outside {training_range}{another_unit}"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.training_statistics["smallest"]
         if (
-            relative < DRIFT.max_covered_training_fraction
-            and n_present * relative ** (n_present - 1) < DRIFT.max_false_alarm_rate / self.n_columns
+            relative < DRIFT_THRESHOLDS.max_training_fraction_in_new_range
+            and n_present * relative ** (n_present - 1) < DRIFT_THRESHOLDS.max_false_alarm_rate / self.n_columns
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_format_percentage(fraction)}"
             return f"all rows {interval}; in training {training} were{another_unit}"
-        if counts.n_outliers and per_class >= DRIFT.min_rows_per_class:
+        if counts.n_outliers and per_class >= DRIFT_THRESHOLDS.min_rows_per_class:
             rows = "1 row is" if counts.n_outliers == 1 else f"{counts.n_outliers} rows are"
             example = column.format_value(counts.last_outlier)
             return f"{rows} far outside {training_range}, such as {example}{another_unit}"
         return ""
 
-    def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test if ``count`` / ``rows`` is significantly above the training ``fraction``, far above ``subtract``."""
-        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_fraction_increase:
+    def _is_significant_increase(
+        self, count: int, n_rows: int, training_fraction: float, reference: float | None = None
+    ) -> bool:
+        """Test if ``count / n_rows`` is significantly above the fraction in training, and far above the reference.
+
+        The reference is by default the fraction in training.
+        """
+        if (
+            not n_rows
+            or count / n_rows - (training_fraction if reference is None else reference)
+            < DRIFT_THRESHOLDS.min_fraction_increase
+        ):
             return False
         n = self.training_statistics["per_class"]
-        if rows > DRIFT.max_test_rows:
-            count, rows = count * DRIFT.max_test_rows // rows, DRIFT.max_test_rows
+        if n_rows > (limit := DRIFT_THRESHOLDS.max_rows_in_significance_test):
+            count, n_rows = count * limit // n_rows, limit
         from scipy.stats import hypergeom  # noqa: PLC0415 - slow to import
 
         # Fisher's exact test: the probability of as many unusual rows if both samples have the same distribution.
-        p_value = hypergeom.sf(count - 1, n + rows, count + math.ceil(fraction * n), rows)
-        return bool(p_value < DRIFT.max_false_alarm_rate / self.n_columns)
+        p_value = hypergeom.sf(count - 1, n + n_rows, count + math.ceil(training_fraction * n), n_rows)
+        return bool(p_value < DRIFT_THRESHOLDS.max_false_alarm_rate / self.n_columns)
 
 
 def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
@@ -196,18 +212,18 @@ def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Tabl
 
 
 def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:
-    """Compute an upper bound of the fraction of training cells in [low, high], given their equally spaced quantiles."""
+    """Compute an upper bound of the fraction of training cells in [low, high], given evenly spaced quantiles."""
     n_steps = len(quantiles) - 1
     first = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
     return (min(n_steps, int(np.searchsorted(quantiles, high, side="right"))) - first) / n_steps
 
 
-def _max_distance(quantiles: Sequence[float]) -> float:
+def _outlier_distance(quantiles: Sequence[float]) -> float:
     """Compute the distance from the training range beyond which a cell is reported; infinite for long tails."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
-    has_no_long_tails = 0 < width <= DRIFT.max_range_in_iqrs * interquartile_range
-    return DRIFT.min_outlier_distance * width if has_no_long_tails else math.inf
+    has_no_long_tails = 0 < width <= DRIFT_THRESHOLDS.max_range_in_iqrs * interquartile_range
+    return DRIFT_THRESHOLDS.min_outlier_distance * width if has_no_long_tails else math.inf
 
 
 def _format_percentage(fraction: float) -> str:
@@ -215,17 +231,17 @@ def _format_percentage(fraction: float) -> str:
     return f"{100 * fraction:.2g} %" if fraction else "none"
 
 
-def _is_valid_statistics(statistics: Any, count: int) -> bool:
-    """Test whether an untrusted value has the form of a result of `compute_column_statistics` for ``count`` columns."""
+def _is_valid_statistics(statistics: Any, n_columns: int) -> bool:
+    """Test whether an untrusted value has the form of a result of `compute_column_statistics`."""
     if not isinstance(statistics, dict):
         return False
     columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))
-    if not isinstance(columns, list) or len(columns) != count or type(per_class) is not int or per_class < 1:
+    if not isinstance(columns, list) or len(columns) != n_columns or type(per_class) is not int or per_class < 1:
         return False
-    return type(smallest) is float and 0 < smallest <= 1 and all(map(_is_valid_column, columns))
+    return type(smallest) is float and 0 < smallest <= 1 and all(map(_is_valid_column_statistics, columns))
 
 
-def _is_valid_column(column: object) -> bool:
+def _is_valid_column_statistics(column: object) -> bool:
     """Test whether an untrusted value has the form of the statistics of one column."""
     if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
         return False

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import plural, shorten_list, to_printable
-from protonet.embeddings.opening import SelectedRepresentations, get_modality
+from protonet.embeddings.loading import SelectedEncoders, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
@@ -29,21 +29,21 @@ from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
 from protonet.tables.numeric_formats import (
-    choose_format_order,
+    choose_numeric_format_order,
     describe_mixed_percentages,
     describe_mixed_units,
     describe_numeric_formats,
     detect_numeric_conversion,
 )
-from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
+from protonet.tables.suspicious import GroupColumn, detect_group_column, explain_leakage, explain_row_index
 from protonet.tables.table import RowBlock, Table
 
 #: Number of cells of a column that are examined to detect paths of pictures.
 N_EXAMINED_PATHS = 3
 #: Maximum number of columns with invalid cells for the same reason that get a note of their own.
 MAX_INVALID_COLUMN_NOTES = 3
-#: No pretrained network for texts, and none for pictures.
-NO_REPRESENTATION = SelectedRepresentations(None, None)
+#: The selection of no pretrained encoder, neither for texts nor for pictures.
+NO_ENCODERS = SelectedEncoders(None, None)
 
 
 class TableFeatures(NamedTuple):
@@ -64,7 +64,7 @@ def fit_features(
     *,
     keep_option: str | None,
     groups: np.ndarray | None = None,
-    selection: SelectedRepresentations = NO_REPRESENTATION,
+    selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
 ) -> TableFeatures:
     """Infer the type of each column of a training table, drop useless columns, and encode the others.
@@ -77,7 +77,7 @@ def fit_features(
             columns.
         groups: (n,) int64, the group of each row. Cross-validation holds out the rows of a group together. None if
             there are no groups.
-        selection: The pretrained networks that embed texts and pictures.
+        selection: The pretrained encoders of texts and pictures.
         decimal: The decimal mark of numbers, "." or ","; None to detect it.
 
     Returns:
@@ -99,7 +99,7 @@ def fit_features(
         keep_option=keep_option,
         selection=selection,
         decimal=decimal,
-        semicolons=table.has_semicolons,
+        has_semicolons=table.has_semicolons,
     )
     fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
     dropped = tuple(name for name in inferred if name not in fitted)
@@ -113,7 +113,7 @@ def fit_features(
     notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *column_types}})
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
-    notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.install_hint(modality))]
+    notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.format_install_hint(modality))]
     if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(fitted.values()))
@@ -139,14 +139,14 @@ def fit_columns(
     *,
     keep_option: str | None,
     argument: str = "column_type",
-    selection: SelectedRepresentations = NO_REPRESENTATION,
+    selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
-    semicolons: bool = False,
+    has_semicolons: bool = False,
 ) -> dict[str, InferredType]:
-    """Infer the type of each column of a table, and fit a column of this type or give the reason to drop it, by name.
+    """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
     The arguments are those of `fit_features`; ``argument`` is the name of ``column_types`` in error messages. If the
-    file has ``semicolons`` between cells, the comma of "1,234" is a decimal mark.
+    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark.
     """
     for name in column_types:
         if name not in columns:
@@ -156,28 +156,28 @@ def fit_columns(
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in column_types:
-            encoder = selection.text_name is not None
+            encoder = selection.text_encoder_name is not None
             return fit_column_as(
-                name, column_types[name], columns[name], argument, has_text_encoder=encoder, order=order
+                name, column_types[name], columns[name], argument, has_text_encoder=encoder, format_order=order
             )
-        return infer_column_type(columns[name], order=order)
+        return infer_column_type(columns[name], format_order=order)
 
-    prefer_comma = decimal == "," or (decimal is None and semicolons)
+    prefer_comma = decimal == "," or (decimal is None and has_semicolons)
     first_order = (COMMA_FIRST_FORMATS if decimal else SEMICOLON_FILE_FORMATS) if prefer_comma else POINT_FIRST_FORMATS
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
-    if decimal is None and (order := choose_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
+    if decimal is None and (order := choose_numeric_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
     for name, (column, *_) in inferred.items() if keep_option is not None else ():
         if name not in column_types and column is not None and column.is_fully_numeric:
-            reason = detect_row_index(name, column.comparable_values(columns[name]).astype(np.float64))
+            reason = explain_row_index(name, column.comparable_values(columns[name]).astype(np.float64))
             if reason:
                 inferred[name] = InferredType(None, f"{reason} ({keep_option})" if keep_option else reason)
     constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
         inferred |= {name: InferredType(column) for name, column in constants.items()}
-    return _attach_representations(inferred, columns, selection)
+    return _fit_text_and_picture_columns(inferred, columns, selection)
 
 
 def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
@@ -185,40 +185,40 @@ def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, N
     return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
 
 
-def _attach_representations(
-    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedRepresentations
+def _fit_text_and_picture_columns(
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedEncoders
 ) -> dict[str, InferredType]:
-    """Fit the columns of texts and pictures again, with the selected networks; return all columns by name."""
+    """Fit the columns of texts and pictures again, with the selected pretrained encoders; return all by name."""
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
         modality = inferred_type.modality
         if modality is None:
             continue
-        used.add(selection.text_name if modality == "text" else selection.picture_name)
-        representation = selection.open_representation(modality)
+        used.add(selection.text_encoder_name if modality == "text" else selection.picture_encoder_name)
+        encoder = selection.load_encoder(modality)
         column: FittedColumn
         if modality == "picture":
-            column = Picture.fit(columns[name], representation, show_progress=selection.show_progress)
-        elif representation is None:
+            column = Picture.fit(columns[name], encoder, show_progress=selection.show_progress)
+        elif encoder is None:
             if n_used == 1:
                 continue
-            column = Text.fit(columns[name], secondary=True)
-            if not column.feature_suffixes:
+            column = Text.fit(columns[name], has_other_columns=True)
+            if not column.feature_name_suffixes:
                 continue
         else:
             words = inferred_type.column if isinstance(inferred_type.column, Text) else None
             column = EmbeddedText.fit(
                 columns[name],
-                representation,
+                encoder,
                 show_progress=selection.show_progress,
-                words=words if selection.use_words else Text.fit(columns[name][:0]),
-                secondary=n_used > 1,
+                words=words if selection.use_word_features else Text.fit(columns[name][:0]),
+                has_other_columns=n_used > 1,
             )
         result[name] = inferred_type._replace(column=column, drop_reason="")
     for name in selection.requested_names:
         if name not in used:
-            must = f"come with a column of {get_modality(name)}s"
+            must = f"come with a column of {get_encoder_modality(name)}s"
             raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
     return result
 
@@ -226,7 +226,7 @@ def _attach_representations(
 def detect_suspicious_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Warn about columns that may leak the labels or identify groups of rows; also return the indices of the latter."""
+    """Return warnings about columns that leak labels or identify groups, and the indices of the group columns."""
     notes, group_columns = [], dict[int, GroupColumn]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
@@ -244,14 +244,14 @@ def detect_suspicious_columns(
             levels, values = np.unique(values, return_inverse=True)
             if len(levels) == len(values):  # texts that all differ have no order
                 continue
-        if reason := detect_leakage(values.astype(np.float64), block.labels):
+        if reason := explain_leakage(values.astype(np.float64), block.labels):
             notes.append(f"warning: {name} {reason}; will it in new rows? (`drop` leaves it out)")
     named = {table.column_name(index): group for index, group in group_columns.items()}
     return notes + describe_group_columns(named), tuple(group_columns)
 
 
 def _select_distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the indices (m,) of the rows with a value; equal values of a group are represented by its first row."""
+    """Return the indices (m,) of the rows with a value; of the rows of a group with equal values, only the first."""
     rows = np.flatnonzero(present)
     if groups is None:
         return rows
@@ -319,9 +319,9 @@ def convert_to_training_formats(
     """
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
-    first = conversion.apply(first)
+    first = conversion.convert_block(first)
     table.notes.extend([*conversion.notes, *check_column_types(table, first, encoding, argument)])
-    others = (conversion.apply(block) for block in table.blocks)
+    others = (conversion.convert_block(block) for block in table.blocks)
     return replace(table, blocks=chain([first], others))
 
 
@@ -342,7 +342,7 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
     usable = np.abs(x) <= MAX_FLOAT32  # False for NaN
     if not usable.all():
         row, feature = np.argwhere(~usable)[0].tolist()
-        sizes = np.ones(x.shape[1], int) if encoding is None else encoding.column_sizes
+        sizes = np.ones(x.shape[1], int) if encoding is None else encoding.n_features_per_column
         index = int(np.searchsorted(np.cumsum(sizes), feature, side="right"))
         cell = str(block.columns[index][row])[:50]
         got = f"{cell!r} in {table.column_name(index)}, {table.position_format.format(block.positions[row])}"
@@ -354,7 +354,7 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
 
 
 def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tuple[RowBlock, list[int]]:
-    """Remove rows whose cells are all missing or unknown, such as footers; also return the removed positions."""
+    """Remove rows whose cells are all missing or unknown, such as footers; also return their positions in the file."""
     if encoding is None:
         return block, []
     empty = encoding.is_uninformative(block.columns)

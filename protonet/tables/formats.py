@@ -23,7 +23,7 @@ from protonet.tables.arrays import ARRAY_READ_ERRORS, decode_labels, memory_map_
 from protonet.tables.delimited import (
     DELIMITER_NOTE,
     DELIMITERS,
-    N_LAYOUT_ROWS,
+    N_LAYOUT_DETECTION_ROWS,
     SPREADSHEET_ERRORS,
     add_title_notes,
     locate_header,
@@ -73,7 +73,7 @@ def open_table_source(
     labels: Path | None = None,
     *,
     label: str = "label",
-    labelled: bool = False,
+    require_labels: bool = False,
     skip_broken: bool = False,
     names: Collection[str] = (),
     sheet: str | None = None,
@@ -87,7 +87,7 @@ def open_table_source(
             a table of paths.
         labels: The NPY file of labels, if ``path`` is an NPY file of rows.
         label: The name of the label column of a table of pictures with one folder per class.
-        labelled: Whether labels are required in arrays and folders of pictures.
+        require_labels: Whether labels are required in arrays and folders of pictures.
         skip_broken: Whether pictures that cannot be decoded are skipped.
         names: Names of expected columns, which help to detect header and separator.
         sheet: The name of the sheet of an Excel workbook; None for the first sheet.
@@ -104,13 +104,13 @@ def open_table_source(
     if not has_header and not is_delimited:
         raise_input_error("no_header", "come with delimited text, such as CSV", path, "Leave it out.")
     if is_picture_path(path):
-        return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
+        return open_picture_table(path, label, require_labels=require_labels, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
         raise_input_error("path", "be a table or a folder that exists", path, "Pass another path.")
     if path != Path("-") and not name.endswith(TABLE_SUFFIXES):
         raise_input_error("path", f"end in {', '.join(TABLE_SUFFIXES)}", path, "Save the table as one of these.")
     if name.endswith((".npz", ".npy")):
-        return open_arrays(path, labels, labelled=labelled)
+        return open_array_table(path, labels, require_labels=require_labels)
     if name.endswith(".parquet"):
         return open_parquet(path)
     if name.endswith(".xlsx"):
@@ -119,9 +119,9 @@ def open_table_source(
     return open_csv(path, names, text_column if is_text else None, has_header=has_header)
 
 
-def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
+def open_picture_table(path: Path, label: str, *, require_labels: bool, skip_broken: bool) -> TableSource:
     """Open a picture or a folder of pictures as a table of paths, with the column ``label`` for class folders."""
-    paths, classes, notes = list_pictures(path, labelled=labelled)
+    paths, classes, notes = list_pictures(path, require_labels=require_labels)
     if skip_broken:
         broken = detect_broken_pictures(paths)
         skipped = [path_to_text(picture) for picture, is_broken in zip(paths, broken, strict=True) if is_broken]
@@ -132,7 +132,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
             got = f"none of {len(paths)} in {path}"
             raise_input_error("path", "hold pictures that can be read", got, "Check the files.")
         if classes is not None:
-            empty = set(classes) - {classes[index] for index in readable} if labelled else set()
+            empty = set(classes) - {classes[index] for index in readable} if require_labels else set()
             if empty:
                 remedy = "Add one, or remove the folder."
                 got = f"broken ones alone in {path / min(empty)}"
@@ -192,15 +192,15 @@ def cell_to_text(cell: object) -> str:
     return escape_control_chars(str(cell).strip())
 
 
-def make_text_array(cells: Iterable[str], n: int) -> np.ndarray:
-    """Convert n strings to an array (n,) of objects."""
-    return np.fromiter(cells, object, n)
+def make_text_array(cells: Iterable[str], n_cells: int) -> np.ndarray:
+    """Convert ``n_cells`` strings to an array (n_cells,) of objects."""
+    return np.fromiter(cells, object, n_cells)
 
 
-def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSource:
+def open_array_table(path: Path, labels: Path | None, *, require_labels: bool) -> TableSource:
     """Open an NPZ file of ``x`` and ``y``, or NPY files of rows and of labels; the label column is the last one."""
     if path.suffix.lower() == ".npz":
-        arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
+        arrays = read_arrays(path, {"x", "y"} if require_labels else {"x"})
         y = arrays.get("y")
     else:
         y = None if labels is None else decode_labels("labels", memory_map_npy("labels", labels))
@@ -365,7 +365,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
-    sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_ROWS]]
+    sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_DETECTION_ROWS]]
     max_width = max(map(len, sample), default=0)
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = locate_header(sample, names)
@@ -378,10 +378,12 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
-    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_value(cell)), default=0)
+    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
     header = [" ".join(_excel_cell_to_text(cells[0]).split()) for cells in transposed]
-    columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
+    columns = [
+        convert_excel_column([cell if _has_valid_value(cell) else None for cell in cells[1:]]) for cells in transposed
+    ]
 
     def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))
@@ -402,7 +404,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
 
 def closest_match(name: str, candidates: Sequence[str]) -> str | None:
-    """Find the candidate that is most similar to a name, ignoring case; None if no candidate is similar."""
+    """Return the candidate that is most similar to a name, ignoring case; None if no candidate is similar."""
     by_lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[matches[0]] if matches else None
@@ -413,7 +415,7 @@ def _has_content(cell: object) -> bool:
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
-def _has_value(cell: object) -> bool:
+def _has_valid_value(cell: object) -> bool:
     """Test whether an Excel cell has content other than an error value."""
     return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 

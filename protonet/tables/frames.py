@@ -14,7 +14,7 @@ import numpy as np
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
-from protonet.embeddings.opening import SelectedRepresentations
+from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding, InferredType
@@ -31,7 +31,7 @@ class Frame(NamedTuple):
     names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
     columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.TableChunk`.
     categorical_names: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
-    original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
+    data_frame: object = None  #: The original data frame; None for an array, whose columns all hold numbers.
 
     @property
     def is_fully_numeric(self) -> bool:
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 
 
 class FrameEncoding(NamedTuple):
-    """The fitted columns of a frame, and a summary of all columns."""
+    """The fitted columns of a data frame that are used, and a summary of all columns."""
 
     encoding: Encoding  #: The fitted columns that are used.
     column_indices: list[int]  #: The indices of the used columns in the frame.
@@ -85,7 +85,7 @@ def read_frame(x: Any) -> Frame | None:
     _reject_series_of_texts(x)
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
-        columns = [_convert_pandas(name, x.iloc[:, index]) for index, name in enumerate(names)]
+        columns = [_convert_pandas_column(name, x.iloc[:, index]) for index, name in enumerate(names)]
         categorical = [isinstance(dtype, pandas.CategoricalDtype) for dtype in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
@@ -100,10 +100,13 @@ def read_frame(x: Any) -> Frame | None:
         except (TypeError, ValueError):
             return None  # for example, a single column
         names = tuple(x.column_names)
-        columns = [_convert_arrow(name, x.column(index)) for index, name in enumerate(names)]
+        columns = [_convert_arrow_column(name, x.column(index)) for index, name in enumerate(names)]
         categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
-    elif (cells := _convert_text_rows(x)) is not None:
-        names, columns = tuple(f"x{index}" for index in range(cells.shape[1])), list(map(_convert_objects, cells.T))
+    elif (cells := _text_rows_to_objects(x)) is not None:
+        names, columns = (
+            tuple(f"x{index}" for index in range(cells.shape[1])),
+            list(map(_convert_object_column, cells.T)),
+        )
         categorical = [False] * len(names)
     else:
         return None
@@ -148,7 +151,7 @@ def make_array_frame(x: np.ndarray) -> Frame:
     return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
-def _convert_text_rows(x: object) -> np.ndarray | None:
+def _text_rows_to_objects(x: object) -> np.ndarray | None:
     """Convert an array or a list of rows with text or dates to objects (n, columns); return None for other inputs."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
@@ -165,16 +168,16 @@ def _is_text_or_date(cell: object) -> bool:
     """Test whether a cell is a date, a time, a missing value of pandas, or text other than a number."""
     if isinstance(cell, (str, bytes)):
         return math.isnan(parse_plain_number(cell if isinstance(cell, str) else cell.decode(errors="replace")))
-    return isinstance(cell, (date, time, timedelta, np.datetime64, np.timedelta64)) or _is_missing_of_pandas(cell)
+    return isinstance(cell, (date, time, timedelta, np.datetime64, np.timedelta64)) or _is_pandas_missing_value(cell)
 
 
-def _is_missing_of_pandas(cell: object) -> bool:
+def _is_pandas_missing_value(cell: object) -> bool:
     """Test whether a cell is ``pandas.NA`` or ``pandas.NaT``."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and (cell is pandas.NA or cell is pandas.NaT)
 
 
-def _convert_objects(cells: np.ndarray) -> np.ndarray:
+def _convert_object_column(cells: np.ndarray) -> np.ndarray:
     """Convert objects (n,) of any type to numbers, if all are numbers or missing, or else to text."""
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
@@ -185,17 +188,17 @@ def _convert_objects(cells: np.ndarray) -> np.ndarray:
 
 
 def _simplify_cell(cell: Any) -> Any:
-    """Convert a missing value to None, a duration to seconds, and bytes to text; other cells are unchanged."""
+    """Convert a missing value to None, a duration to seconds, and bytes to text; return other cells unchanged."""
     if isinstance(cell, bytes):
         return cell.decode(errors="replace")
-    if _is_missing_of_pandas(cell) or (isinstance(cell, float) and math.isnan(cell)):
+    if _is_pandas_missing_value(cell) or (isinstance(cell, float) and math.isnan(cell)):
         return None
     if isinstance(cell, (np.datetime64, np.timedelta64)):
         cell = cell.astype(f"{cell.dtype.kind}8[us]").item()  # None for NaT
     return cell.total_seconds() if isinstance(cell, timedelta) else cell
 
 
-def _convert_pandas(name: str, column: Any) -> np.ndarray:
+def _convert_pandas_column(name: str, column: Any) -> np.ndarray:
     """Convert a pandas series (n,) to a type of `TableChunk.columns`; ``name`` is its name in error messages."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
@@ -215,14 +218,14 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
         return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
     cells = column.astype(object).to_numpy()
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
-        _raise_column_type(f"lists or the like in {to_printable(name)}")
+        _raise_unsupported_column_type(f"lists or the like in {to_printable(name)}")
     values = zip(cells.tolist(), missing.tolist(), strict=True)
     return replace_missing_cells(
         make_text_array(("" if gone else str(value).strip() for value, gone in values), len(missing))
     )
 
 
-def _convert_arrow(name: str, column: Any) -> np.ndarray:
+def _convert_arrow_column(name: str, column: Any) -> np.ndarray:
     """Convert a chunked Arrow array (n,) to a type of `TableChunk.columns`; ``name`` is its name in error messages."""
     import pyarrow  # noqa: PLC0415 - optional
 
@@ -230,24 +233,22 @@ def _convert_arrow(name: str, column: Any) -> np.ndarray:
         chunks = column.chunks or [pyarrow.array([], column.type)]
         return replace_missing_cells(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
     except pyarrow.ArrowException:
-        return _raise_column_type(f"{column.type} in {to_printable(name)}")
+        return _raise_unsupported_column_type(f"{column.type} in {to_printable(name)}")
 
 
-def _raise_column_type(got: str) -> NoReturn:
+def _raise_unsupported_column_type(got: str) -> NoReturn:
     """Raise an InputError about a column of an unsupported type, which ``got`` describes."""
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame_columns(
-    frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedRepresentations
-) -> FrameEncoding:
+def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedEncoders) -> FrameEncoding:
     """Fit a column of the inferred type, or of that in ``kinds``, to each column of a frame, and drop useless columns.
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
     Raises an InputError if no column can be used, or if ``kinds`` does not match the columns.
     """
     kinds = _validate_column_types(frame, kinds)
-    if frame.original is None or (frame.is_fully_numeric and not kinds):
+    if frame.data_frame is None or (frame.is_fully_numeric and not kinds):
         inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
@@ -256,7 +257,7 @@ def fit_frame_columns(
         fitted = fit_columns(columns, kinds, keep_option=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
     summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
-    summary = {} if frame.original is None else dict(zip(frame.names, summaries, strict=True))
+    summary = {} if frame.data_frame is None else dict(zip(frame.names, summaries, strict=True))
     indices = [index for index, (column, *_) in enumerate(inferred) if column is not None]
     if not indices:
         got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]
@@ -272,7 +273,7 @@ def _validate_column_types(frame: Frame, kinds: Mapping[str, str] | None) -> dic
     if not isinstance(kinds, Mapping):
         must, remedy = "be a dict of names and kinds, or None", 'For example, pass {"name": "category"}.'
         raise_input_error("column_kinds", must, type(kinds).__name__, remedy, kind=InputTypeError)
-    if kinds and frame.original is None:
+    if kinds and frame.data_frame is None:
         got = "an array, whose columns have no names"
         raise_input_error("column_kinds", "come with a data frame", got, "Pass a frame.")
     for name, kind in kinds.items():
@@ -293,15 +294,18 @@ def to_dense(x: object) -> np.ndarray:
     return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 
 
-def iterate_dense_blocks(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
-    """Yield the rows of several arrays and sparse matrices as dense arrays of at most ``size`` rows."""
-    for part in parts:
-        for start in range(0, part.shape[0], size):
-            yield to_dense(part[start : start + size])
+def iterate_dense_blocks(matrices: Sequence[Any], max_rows: int) -> Iterator[np.ndarray]:
+    """Yield the rows of arrays and sparse matrices as dense arrays of at most ``max_rows`` rows."""
+    for matrix in matrices:
+        for start in range(0, matrix.shape[0], max_rows):
+            yield to_dense(matrix[start : start + max_rows])
 
 
 def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Build the metadata "label", "left_out" and "features" of a frame's columns; the last two are empty for arrays."""
+    """Describe a frame's columns as the entries "label", "left_out" and "features" of a model file's metadata.
+
+    The last two are empty for arrays.
+    """
     summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
@@ -310,18 +314,18 @@ def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDi
 
 
 def restore_frame_encoding(
-    encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
+    encoding: Encoding | None, used_names: tuple[str, ...] | None, summaries: object
 ) -> FrameEncoding | None:
     """Restore the fitted columns of a frame from a model file; None without an encoding.
 
-    ``used`` are the names of the columns, None for arrays. ``summary`` has a summary of all columns by name, and may be
-    invalid.
+    ``used_names`` are the names of the used columns, None for arrays. ``summaries`` is an untrusted dict of the summary
+    of each column by name.
     """
     if encoding is None:
         return None
-    if used is None:
+    if used_names is None:
         return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
-    if not isinstance(summary, dict) or not set(used) <= set(summary):
-        summary = {name: column.summary() for name, column in zip(used, encoding.columns, strict=True)}
-    names = list(summary)
-    return FrameEncoding(encoding, [names.index(name) for name in used], {name: str(summary[name]) for name in names})
+    if not isinstance(summaries, dict) or not set(used_names) <= set(summaries):
+        summaries = {name: column.summary() for name, column in zip(used_names, encoding.columns, strict=True)}
+    names, texts = list(summaries), {name: str(summary) for name, summary in summaries.items()}
+    return FrameEncoding(encoding, [names.index(name) for name in used_names], texts)

@@ -29,11 +29,14 @@ from protonet.tables.columns.parsing import (
 from protonet.tables.columns.units import is_known_unit, split_unit
 from protonet.tables.table import RowBlock, Table
 
-#: The number format for each decimal mark.
-DECIMAL_FORMATS = {".": "point", ",": "comma"}
-MARK_NAMES = ("point", "comma")  #: The formats of numbers by their decimal mark.
+#: The number format of each decimal mark.
+FORMAT_OF_DECIMAL_MARK = {".": "point", ",": "comma"}
+DECIMAL_MARK_FORMATS = ("point", "comma")  #: The formats of numbers with a decimal mark.
 MAX_MIXED_UNITS = 6  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
-CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_NAMES}  #: Number formats that may have another decimal mark in new rows.
+CONVERTIBLE_NUMERIC_FORMATS = {
+    "plain",
+    *DECIMAL_MARK_FORMATS,
+}  #: Number formats that may have another decimal mark in new rows.
 MIN_MIXED_PERCENTAGE_FRACTION = 0.1  #: Minimum fraction of percentages, and of other fractions, for a warning.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
@@ -45,22 +48,24 @@ class NumericConversion(NamedTuple):
     """The conversion of a table's numbers to the formats that a model was fitted to."""
 
     #: For the index of each column to convert: the number format of the table, and that to which the model was fitted.
-    formats: Mapping[int, tuple[str, str]] = {}
+    column_formats: Mapping[int, tuple[str, str]] = {}
     notes: tuple[str, ...] = ()  #: Notes for the user.
 
-    def apply(self, block: RowBlock) -> RowBlock:
+    def convert_block(self, block: RowBlock) -> RowBlock:
         """Return a block whose numbers are rewritten in the formats to which the model was fitted."""
         columns = list(block.columns)
-        for index, formats in self.formats.items():
+        for index, formats in self.column_formats.items():
             columns[index] = _rewrite_numbers(columns[index], *formats)
         return block._replace(columns=columns)
 
 
-def choose_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
-    """Choose the order in which number formats are tried from all cells of a table; None to keep the fitted columns."""
+def choose_numeric_format_order(
+    columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]
+) -> Sequence[str] | None:
+    """Choose by all cells of a table in which order number formats are tried; None to keep the fitted columns."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
-    texts = [_list_distinct(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
+    texts = [_list_distinct_cells(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
     separators = set[str]().union(*map(detect_decimal_separators, texts))
     return POINT_FIRST_FORMATS if separators == {"point"} else COMMA_FIRST_FORMATS
 
@@ -80,7 +85,7 @@ def describe_numeric_formats(
     }
     names, examples = dict[str, list[str]](), dict[str, str]()
     for name, column in numeric.items():
-        cells = _list_distinct(columns[name]) if columns[name].dtype.kind == "O" else []
+        cells = _list_distinct_cells(columns[name]) if columns[name].dtype.kind == "O" else []
         marks = meanings.get(column.format, {})
         if ambiguous_points and column.format == "plain" and have_ambiguous_points(cells):
             marks = {".": "a decimal point"}
@@ -98,9 +103,11 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
     """Format a warning about each column whose cells are numbers in several units, and which is not read as numbers."""
     notes = []
     for name, cells in columns.items():
-        distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
+        distinct = (
+            _list_distinct_cells(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
+        )
         numeric_cells = [
-            cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_NAMES)
+            cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in DECIMAL_MARK_FORMATS)
         ]
         units = sorted({split_unit(cell)[1] for cell in numeric_cells} - {""})
         if (
@@ -139,11 +146,11 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
-    """Detect by the first block whether new rows write numbers otherwise than in training; return the conversion."""
+    """Detect from the first block how the numbers of new rows must be converted to the formats of the training rows."""
     texts = {
-        index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
+        index: (column, _list_distinct_cells(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
-        if isinstance(column, Numeric) and column.format in CONVERTED_NUMERIC_FORMATS and cells.dtype.kind == "O"
+        if isinstance(column, Numeric) and column.format in CONVERTIBLE_NUMERIC_FORMATS and cells.dtype.kind == "O"
     }
     fitted = {"comma" if column.format == "comma" else "point" for column, _ in texts.values()}
     has_commas = any("," in cell for _, cells in texts.values() for cell in cells)
@@ -153,10 +160,10 @@ def detect_numeric_conversion(
             return NumericConversion()
     separators = {index: detect_decimal_separators(cells) for index, (_, cells) in texts.items()}
     certain = set[str]().union(*separators.values())
-    table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
+    table_format = FORMAT_OF_DECIMAL_MARK[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
         prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
-        order = MARK_NAMES[::-1] if prefer_comma else MARK_NAMES
+        order = DECIMAL_MARK_FORMATS[::-1] if prefer_comma else DECIMAL_MARK_FORMATS
         table_format = min(order, key=lambda candidate: _log10_distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():
@@ -174,7 +181,7 @@ def detect_numeric_conversion(
     return NumericConversion(formats, (note,))
 
 
-def _list_distinct(cells: np.ndarray) -> list[str]:
+def _list_distinct_cells(cells: np.ndarray) -> list[str]:
     """List the distinct cells of a column (n,), in order of appearance."""
     return list(dict.fromkeys(cells.tolist()))
 
@@ -186,7 +193,7 @@ def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> 
 
 
 def _log10_distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
-    """Compute by how many powers of ten numbers, read in this format, differ from training on average; inf for none."""
+    """Compute the mean difference of log10 of numbers, read in this format, from training; inf without numbers."""
     distances = []
     for column, cells in texts:
         numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])

@@ -44,10 +44,10 @@ MISSING_HEADER_REMEDY = "The first line looks like a row: if it is one, pass `no
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSpec:
-    """Specifies which columns of a table are read, and how."""
+    """Specification of the columns of a table that are read, and of how they are read."""
 
-    label: str  #: The name of the label column, in files that name their columns.
-    labelled: bool = True  #: Whether the label column is read and must exist.
+    label_column: str  #: The name of the label column, in files that name their columns.
+    require_labels: bool = True  #: Whether the label column is read and must exist.
     #: The names of the columns that are features, in this order; None for all other than labels and extra columns.
     columns: tuple[str, ...] | None = None
     n_features: int | None = None  #: The required number of features; None for any number.
@@ -56,14 +56,14 @@ class ReadSpec:
     of the argument that requests it, for error messages."""
     ignored_columns: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
     #: Whether rows may have no label. All labels are then read as text, "" if missing.
-    partly_labelled: bool = False
+    allow_unlabelled: bool = False
     #: What to do if a table lacks the label column of a model, for the error message; "" if the user named the column.
-    label_remedy: str = ""
+    missing_label_remedy: str = ""
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
     #: Whether ``columns`` and ``ignored_columns`` come from the user; otherwise they come from a model file.
-    are_user_columns: bool = False
+    are_columns_from_user: bool = False
     sheet: str | None = None  #: The name of the sheet of an Excel workbook; None for the first sheet.
-    all_columns_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
+    are_all_columns_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
     #: Whether rows without a label are dropped; otherwise they are an error. None means the same as False, but the
     #: error message does not suggest to drop the rows.
     drop_unlabelled: bool | None = None
@@ -154,27 +154,27 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     if labels is not None and not is_npy:
         remedy = "Leave it out: that file holds its classes."
         raise_input_error("labels", "come with an NPY file of rows", path, remedy)
-    if spec.labelled and labels is None and is_npy:
+    if spec.require_labels and labels is None and is_npy:
         got = f"none beside {path}"
         raise_input_error("labels", "name the file of the classes", got, "Save them with numpy.save.")
     source = open_table_source(
         path,
         labels,
-        label=spec.label,
-        labelled=spec.labelled,
+        label=spec.label_column,
+        require_labels=spec.require_labels,
         skip_broken=spec.skip_broken,
-        names={*(spec.columns or ()), *spec.extra_columns, *([spec.label] if spec.labelled else [])},
+        names={*(spec.columns or ()), *spec.extra_columns, *([spec.label_column] if spec.require_labels else [])},
         sheet=spec.sheet,
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
         has_header=not spec.no_header,
     )
-    label: int | None = source.n_columns if spec.labelled else None  # the label column follows the features
+    label: int | None = source.n_columns if spec.require_labels else None  # the label column follows the features
     names: tuple[str, ...] | None = None
     unused: list[str] = []
     if source.header is None:
         requested = (
             *spec.extra_columns,
-            *((spec.columns or ()) + spec.ignored_columns if spec.are_user_columns else ()),
+            *((spec.columns or ()) + spec.ignored_columns if spec.are_columns_from_user else ()),
         )
         if requested:
             got = f"{path}, which names none, and {format_names(requested)}"
@@ -184,17 +184,23 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
             got = f"{source.n_columns} in {path}"
             raise_input_error("path", f"have {spec.n_features or 'some'} features per row", got, remedy)
         features = list(range(source.n_columns))
-        extra = {f"column {index}": index for index in features} if spec.all_columns_extra else {}
+        extra = {f"column {index}": index for index in features} if spec.are_all_columns_extra else {}
     else:
-        header = _rename_repeated_columns(path, source, spec.label)
+        header = _rename_repeated_columns(path, source, spec.label_column)
         selected, unused = _select_columns(path, replace(source, header=header), spec)
         names = tuple(selected)
         index = {name: column for column, name in enumerate(header)}
         features = [index[name] for name in names]
-        extra_names = filter(None, header) if spec.all_columns_extra else spec.extra_columns
+        extra_names = filter(None, header) if spec.are_all_columns_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
-        label = index[spec.label] if spec.labelled else index.get(spec.label) if spec.partly_labelled else None
-        if (spec.columns is None or spec.are_user_columns) and (values := list_number_like_names(header)):
+        label = (
+            index[spec.label_column]
+            if spec.require_labels
+            else index.get(spec.label_column)
+            if spec.allow_unlabelled
+            else None
+        )
+        if (spec.columns is None or spec.are_columns_from_user) and (values := list_number_like_names(header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
         n_unnamed = unused.count("")
@@ -263,12 +269,12 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     path = f"{file}{source.sheet_note}"
     hint = MISSING_HEADER_REMEDY * bool(list_number_like_names(header))
     got = f"{path} with {format_names(header)}"
-    if spec.labelled and spec.label not in header:
-        suggestion = _suggest_label(source, spec.label)
-        if spec.label_remedy:
-            must = f"have the column of the labels, {to_printable(spec.label)}"
-            raise_input_error("path", must, got, f"{hint}{suggestion} {spec.label_remedy}")
-        given = f"{format_names([spec.label])}, and {path} has {format_names([name for name in header if name])}"
+    if spec.require_labels and spec.label_column not in header:
+        suggestion = _suggest_label(source, spec.label_column)
+        if spec.missing_label_remedy:
+            must = f"have the column of the labels, {to_printable(spec.label_column)}"
+            raise_input_error("path", must, got, f"{hint}{suggestion} {spec.missing_label_remedy}")
+        given = f"{format_names([spec.label_column])}, and {path} has {format_names([name for name in header if name])}"
         raise_input_error(
             "label", "name a column of the table", given, hint + (suggestion or "Name the column of the classes.")
         )
@@ -278,9 +284,9 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         elif name not in header:
             must, remedy = f"have the column {to_printable(name)}, which names the groups of the model", "Add it."
             raise_input_error("path", must, got, f"{hint}{remedy}")
-    others = {"", spec.label, *spec.extra_columns, *spec.ignored_columns}
+    others = {"", spec.label_column, *spec.extra_columns, *spec.ignored_columns}
     features = [name for name in header if name not in others]
-    if spec.are_user_columns:
+    if spec.are_columns_from_user:
         _check_user_columns("columns", spec.columns or (), path, features)
         _check_user_columns("ignored", spec.ignored_columns, path, header)
     if spec.columns is not None:
@@ -292,12 +298,12 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         features = list(spec.columns)
     if not features:
         raise_input_error("path", "have columns beside the classes", got, "Add features.")
-    used = {*features, *spec.extra_columns, *spec.ignored_columns, spec.label}
+    used = {*features, *spec.extra_columns, *spec.ignored_columns, spec.label_column}
     return features, [name for name in header if name not in used]
 
 
 def list_number_like_names(header: Sequence[str]) -> list[str]:
-    """Return the column names that are numbers, which suggest that the file lacks a header.
+    """List the column names that are numbers, which suggest that the file lacks a header.
 
     The result is empty if the numbers count the columns, or form a scale such as wavelengths.
     """
@@ -311,7 +317,7 @@ def list_number_like_names(header: Sequence[str]) -> list[str]:
 
 
 def _check_user_columns(argument: str, names: Sequence[str], path: str, available: Sequence[str]) -> None:
-    """Raise an InputError if one of the ``names`` that the user typed is not ``available``; suggest a similar name."""
+    """Raise an InputError, which suggests a similar name, if a name that the user typed is not ``available``."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
         similar = closest_match(unknown[0], available)
@@ -373,10 +379,10 @@ def _read_blocks(
             if cells is not blanked:
                 missing_counts["cell"].update(format_cells(cells[is_missing(blanked) & ~is_missing(cells)]))
         keep = np.ones(len(positions), bool)
-        if spec.for_training or (spec.labelled and unlabelled.any()):
+        if spec.for_training or (spec.require_labels and unlabelled.any()):
             keep = ~np.logical_and.reduce([*map(_are_empty_cells, columns)])
             n_blank += len(keep) - int(keep.sum())
-        if spec.partly_labelled:
+        if spec.allow_unlabelled:
             labels = np.where(unlabelled, "", labels.astype(np.str_))
         elif spec.drop_unlabelled:
             n_unlabelled += int((unlabelled & keep).sum())
@@ -394,17 +400,17 @@ def _read_blocks(
             yield block if keep.all() else block.select_rows(np.flatnonzero(keep))
     if n_unlabelled and not n_kept:
         got = f"none in {plural(n_unlabelled, 'row')}"
-        raise_input_error("path", f"have labels in {to_printable(spec.label)}", got, "Label some rows.")
+        raise_input_error("path", f"have labels in {to_printable(spec.label_column)}", got, "Label some rows.")
     if n_unlabelled:
         source.notes.append(f"{n_unlabelled} row{'s' * (n_unlabelled > 1)} without a class dropped (`drop_unlabelled`)")
     if n_blank:
         source.notes.append(f"{n_blank} blank row{'s' * (n_blank > 1)} dropped")
-    if spec.are_user_columns and (spec.labelled or spec.for_training):
+    if spec.are_columns_from_user and (spec.require_labels or spec.for_training):
         source.notes.extend(_describe_missing_texts(missing_counts))
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
-    """Format a note about texts that are read as missing, from their counts as "label" and as "cell"; [] if none is."""
+    """Format a note about texts that are read as missing, given their counts as "label" and as "cell"; [] for none."""
     parts = []
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
@@ -418,7 +424,7 @@ def _are_empty_cells(cells: np.ndarray) -> np.ndarray:
 
 
 def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert cells (b,) to labels (b,), integers if possible, else floats or strings; also mask (b,) missing ones."""
+    """Convert cells (b,) to labels (b,), integers if possible, else floats or strings; and mask (b,) missing labels."""
     if cells.dtype.kind == "O":
         return cells.astype(np.str_), is_missing(cells)
     if cells.dtype.kind == "M":

@@ -24,7 +24,7 @@ from analysis.pretrained.measure import (
 )
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
-from protonet.embeddings.opening import ENCODER_PACKAGES
+from protonet.embeddings.loading import ENCODER_PACKAGES
 
 #: Words of two classes with similar names.
 WORDS = {

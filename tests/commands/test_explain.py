@@ -174,7 +174,7 @@ def test_row_explanations_equal_a_slow_computation(kinds: str, tmp_path: Path, r
     assert [item["location"] for item in actual["rows"]] == ["line 9", "line 2"]
     drawn = torch.randperm(len(held_out.labels), generator=torch.Generator().manual_seed(3))[:50]
     assert actual["sample"] == len(drawn)
-    ends = np.cumsum([0, *encoding.column_sizes])
+    ends = np.cumsum([0, *encoding.n_features_per_column])
     for result in actual["rows"]:
         cells = [np.array([fresh[name][result["row"] - 2]], dtype=object) for name in ("colour", "note", "size")]
         x = torch.from_numpy(encoding.encode(cells))

@@ -243,7 +243,7 @@ def test_an_error_in_a_file_names_the_file(here: bool, cluster: Any, model: Path
 
 def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
     from protonet.commands.predict import PredictionOutputSpec, predict_file
-    from protonet.embeddings.representation import hash_file
+    from protonet.embeddings.encoder import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, replace(load_model(model), metadata={}))

@@ -207,7 +207,7 @@ def test_damaged_cells_give_an_error_or_the_complete_output(
     code = main(["predict", str(model), str(path), "-o", str(output), "-q"])
     error = capsys.readouterr().err
     if code == 0:
-        full = open_table(path, ReadSpec(label="kind", labelled=False))
+        full = open_table(path, ReadSpec(label_column="kind", require_labels=False))
         assert len(output.read_text().splitlines()) == 1 + sum(len(block.positions) for block in full.blocks)
     else:
         assert code == 2, error

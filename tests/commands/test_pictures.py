@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from protonet.embeddings.pictures.files import open_backbone_text
+from protonet.embeddings.pictures.files import load_backbone_spec
 from protonet.embeddings.pictures.reading import read_pixels
 from protonet.episodes.networks.backbones import make_backbone
 from protonet.files import load_model
@@ -229,8 +229,8 @@ def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path
     pixels = np.stack([read_pixels(path, 28, 28, grey=True).reshape(-1) for path in paths])
     with torch.no_grad():
         rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
-    opened = open_backbone_text(f"{exported}:{column.embedding.record.name.partition(':')[2]}").to_representation()
-    x = column.attach_representation(lambda _: opened, show_progress=False).encode(
+    opened = load_backbone_spec(f"{exported}:{column.embedding.record.name.partition(':')[2]}").to_pretrained_encoder()
+    x = column.with_loaded_encoder(lambda _: opened, show_progress=False).encode(
         np.array(list(map(str, paths)), object)
     )
     expected = (rows - column.embedding.mean) / column.embedding.scale

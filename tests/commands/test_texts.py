@@ -147,7 +147,7 @@ def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Pat
     unknown = spoil(model, tmp_path / "unknown.safetensors", name="../../etc")
     pictures = spoil(model, tmp_path / "named.safetensors", name="a.onnx")
     for name in ("a.onnx\x1b[31m", "a" * 5000):
-        with pytest.raises(InputError, match="a representation without a usable name"):
+        with pytest.raises(InputError, match="an encoder without a usable name"):
             spoil(model, tmp_path / "hostile.safetensors", name=name)
     vectors = write_vectors(tmp_path / "vectors")
     cases: dict[tuple[object, ...], str] = {

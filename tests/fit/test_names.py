@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from protonet.embeddings.opening import open_representation
-from protonet.embeddings.representation import Representation, RepresentationRecord
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
+from protonet.embeddings.loading import load_encoder
 from protonet.fit.cross_validation import balanced_class_weights, cross_validate, held_out_indices, restore_row_counts
 from protonet.fit.names import (
     NAME_CONSTANTS,
@@ -75,7 +75,7 @@ def test_class_names_are_embedded_like_texts() -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
     indices = np.array([1.0, 2, 3, 4, 5, np.nan])
-    column = EmbeddedText.fit(texts, open_representation("words"), words=Text.fit(texts[:0]))
+    column = EmbeddedText.fit(texts, load_encoder("words"), words=Text.fit(texts[:0]))
     encoding = Encoding((Numeric.fit(indices), column))
     x, labels = torch.from_numpy(encoding.encode([indices, texts])), torch.tensor([0, 0, 1, 1, 2, 2])
     names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
@@ -284,7 +284,7 @@ def test_a_joint_network_embeds_the_class_names_of_pictures(tmp_path: Path) -> N
     def join(texts: Sequence[str]) -> np.ndarray:
         return np.array([colours[text] for text in texts], np.float32)
 
-    network = Representation(RepresentationRecord("colours", "picture", 3, "", ""), read, embed_texts=join)
+    network = PretrainedEncoder(EncoderRecord("colours", "picture", 3, "", ""), read, embed_texts=join)
     cells = np.array(paths, object)
     column = Picture.fit(cells, network)
     encoding = Encoding((column,))

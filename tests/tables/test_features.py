@@ -218,7 +218,7 @@ def fit_numeric(columns: list[list[str]], decimal: str | None = None, *, semicol
 def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:
     table, block = make_numeric(columns)
     spelling = detect_numeric_conversion(table, block, features.encoding, decimal=decimal)
-    return encode_block(table, spelling.apply(block), features.encoding)
+    return encode_block(table, spelling.convert_block(block), features.encoding)
 
 
 #: Magnitude, digits and seed of a column: most measurements of a column have one magnitude.
@@ -292,7 +292,7 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
     assert np.array_equal(metres.encode(cells[:1]), metres.encode(cells[1:2]))
     assert kilograms.is_invalid(np.array(["3", "3 kg", "3 g"], object)).tolist() == [False, False, True]
     table, block = make_numeric([["2,5 m", "1.310,5 cm", "3,5m"]])
-    rewritten = detect_numeric_conversion(table, block, Encoding((metres,))).apply(block)
+    rewritten = detect_numeric_conversion(table, block, Encoding((metres,))).convert_block(block)
     assert metres.comparable_values(rewritten.columns[0]).tolist() == [2.5, metres.median, 3.5]
 
 

@@ -149,7 +149,7 @@ def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
             assert column in notes[0], names
     assert read_texts("go, now\ncome, soon\n", names={"text"})[1] == ["go, now", "come, soon"]
     assert read_texts("# by hand\n\nyes\nno\n")[1] == ["yes", "no"]
-    spec = ReadSpec(label="kind", labelled=False, columns=("title",))
+    spec = ReadSpec(label_column="kind", require_labels=False, columns=("title",))
     _, block = read_table(write(tmp_path, content, "t.txt"), spec)  # of a model of one column
     assert (block.columns[0].tolist(), list(block.positions)) == (texts, [1, 2, 3])
     # A header, or cells.
@@ -237,7 +237,7 @@ def test_arrays_are_views_with_labels_last(suffix: str, tmp_path: Path, monkeypa
         np.save(path, x)
         labels = tmp_path / "y.npy"
         np.save(labels, y)
-    source = open_table_source(path, labels, labelled=True)
+    source = open_table_source(path, labels, require_labels=True)
     assert (source.header, source.n_columns, source.position_format) == (None, 6, "row {} (counted from 0)")
     columns, positions = read(source, 6, 1, 0)
     assert columns == [["p", "q", "", "p", "q"], x[:, 0, 1].tolist(), x[:, 0, 0].tolist()]

@@ -16,12 +16,12 @@ import pytest
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.drift import DRIFT, DriftMonitor, compute_column_statistics
+from protonet.tables.drift import DRIFT_THRESHOLDS, DriftMonitor, compute_column_statistics
 from protonet.tables.suspicious import (
-    GROUP_COLUMNS,
+    GROUP_COLUMN_THRESHOLDS,
     detect_group_column,
-    detect_leakage,
-    detect_row_index,
+    explain_leakage,
+    explain_row_index,
     score_group_name,
 )
 from protonet.tables.table import RowBlock, Table
@@ -122,7 +122,11 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    for points, names in ((GROUP_COLUMNS.min_certain_evidence, groups), (1, "id ID ward_id id_local"), (0, others)):
+    for points, names in (
+        (GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points, groups),
+        (1, "id ID ward_id id_local"),
+        (0, others),
+    ):
         for name in names.split():
             assert score_group_name(name) == points, name
 
@@ -146,11 +150,11 @@ def test_row_indices_are_detected() -> None:
         (ROWS[:9], ""),
     ]
     for column, reason in cases:
-        assert detect_row_index("grid", column) == reason, reason
+        assert explain_row_index("grid", column) == reason, reason
     identifiers = RNG.permutation(ROWS) * 50
     for name in ("id", "RespondentID", "page_id", "Loan ID"):
-        assert detect_row_index(name, identifiers) == "a distinct identifier for each row"
-        assert not detect_row_index(name, identifiers + 0.5)
+        assert explain_row_index(name, identifiers) == "a distinct identifier for each row"
+        assert not explain_row_index(name, identifiers + 0.5)
 
 
 def test_leakage_is_detected() -> None:
@@ -170,7 +174,7 @@ def test_leakage_is_detected() -> None:
         (ROWS, np.repeat(["a"], 30), ""),
     ]
     for column, labels, reason in cases:
-        assert detect_leakage(column, labels) == reason, reason
+        assert explain_leakage(column, labels) == reason, reason
 
 
 COLUMNS = ("normal", "skewed", "cauchy", "count", "zeros", "gaps", "colour", "zip", "day")
@@ -223,7 +227,9 @@ def test_false_alarms_are_rare(new: str) -> None:
         new_y = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         reported += bool(warn(*fit(draw(rng, y), y), draw(rng, new_y)))
     # 1 % of them, and three standard errors
-    assert reported <= DRIFT.max_false_alarm_rate * tables + 3 * math.sqrt(DRIFT.max_false_alarm_rate * tables)
+    assert reported <= DRIFT_THRESHOLDS.max_false_alarm_rate * tables + 3 * math.sqrt(
+        DRIFT_THRESHOLDS.max_false_alarm_rate * tables
+    )
 
 
 @pytest.fixture(scope="module")

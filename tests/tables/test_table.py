@@ -25,7 +25,7 @@ from protonet.tables.table import (
 )
 from tests.strategies import write_columns
 
-KIND = ReadSpec(label="kind")
+KIND = ReadSpec(label_column="kind")
 Write = Callable[[Path, np.ndarray, list[str]], tuple[Path, Path | None]]
 
 
@@ -65,7 +65,7 @@ def test_all_formats_and_block_sizes_give_the_same_rows(
     assert np.array_equal(to_floats(block), x)
     assert block.labels.tolist() == labels
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
-    blocks = list(open_table(path, replace(KIND, labelled=False, n_features=2)).blocks)
+    blocks = list(open_table(path, replace(KIND, require_labels=False, n_features=2)).blocks)
     assert np.array_equal(np.concatenate([to_floats(part) for part in blocks]), x)
     assert [row for part in blocks for row in part.positions] == list(block.positions)
     assert [index for part in blocks for index in part.row_indices] == list(block.row_indices) == list(range(11))
@@ -85,12 +85,12 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
-    spec = ReadSpec(label="kind", labelled=False, columns=("a", "b"), n_features=2)
+    spec = ReadSpec(label_column="kind", require_labels=False, columns=("a", "b"), n_features=2)
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # blank rows are dropped if labels are required
     assert table.notes == ["1 blank row dropped"]
-    optional_labels = ReadSpec(label="kind", labelled=False, partly_labelled=True)
+    optional_labels = ReadSpec(label_column="kind", require_labels=False, allow_unlabelled=True)
     assert read_table(path, optional_labels)[1].labels.tolist() == ["x", "", "y, z"]
     path_without_labels = write(tmp_path, "a,kind,id\n1,7,p\n2,,q\n3, NA,r\n4,none,s\n5,NaN,t\n")
     _, block = read_table(path_without_labels, replace(optional_labels, extra_columns={"id": "id"}))
@@ -140,16 +140,16 @@ def test_repeated_columns_are_renamed_as_by_pandas(tmp_path: Path) -> None:
 def test_files_without_a_header(tmp_path: Path) -> None:
     for text in ("5,1.5,red\n7,2,blue\n5,1.5,red\n", "# comment, of two cells\n5;1.5;red\n7;2;blue\n5;1.5;red\n"):
         path = write(tmp_path, text)
-        table, block = read_table(path, ReadSpec(label="3", no_header=True))
+        table, block = read_table(path, ReadSpec(label_column="3", no_header=True))
         assert table.columns == ("1", "2")
         assert block.labels.tolist() == ["red", "blue", "red"]
         assert to_floats(block).tolist() == [[5, 1.5], [7, 2], [5, 1.5]]
         assert list(block.positions) == [position + text.startswith("#") for position in (1, 2, 3)]
     with pytest.raises(InputError, match=r"^`path` must have a header and rows; got .*, which is empty"):
-        read_table(write(tmp_path, ""), ReadSpec(label="3", no_header=True))
+        read_table(write(tmp_path, ""), ReadSpec(label_column="3", no_header=True))
     np.save(tmp_path / "x.npy", np.eye(3))
     with pytest.raises(InputError, match=r"^`no_header` must come with delimited text"):
-        open_table(tmp_path / "x.npy", ReadSpec(label="3", labelled=False, no_header=True))
+        open_table(tmp_path / "x.npy", ReadSpec(label_column="3", require_labels=False, no_header=True))
 
 
 def test_long_cells(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_cells_and_positions(tmp_path: Path) -> None:
     assert replace(table, columns=None).column_name(1) == "column 1"
     path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
     for training, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
-        table, block = read_table(path, ReadSpec(label="kind", labelled=False, for_training=training))
+        table, block = read_table(path, ReadSpec(label_column="kind", require_labels=False, for_training=training))
         assert list(block.positions) == rows
         assert ("3 blank rows dropped" in table.notes) == training
 
@@ -240,7 +240,7 @@ def test_label_columns_are_suggested(tmp_path: Path) -> None:
     ]
     for text, label, guess in cases:
         with pytest.raises(InputError) as caught:
-            read_table(write(tmp_path, text), ReadSpec(label=label))
+            read_table(write(tmp_path, text), ReadSpec(label_column=label))
         assert str(caught.value).endswith(guess), text
 
 

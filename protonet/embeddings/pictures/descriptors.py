@@ -21,18 +21,18 @@ class DescriptorConstants:
     """Constants of the descriptors, chosen on the first half of the data sets of analysis/results/pictures.md."""
 
     picture_side: int = 64  #: Pixels per side to which a picture is resized.
-    half_turn_bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
-    full_turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
+    n_half_turn_bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
+    n_full_turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
     small_cell_side: int = 16  #: Pixels per side of small cells.
     large_cell_side: int = 32  #: Pixels per side of large cells.
     max_bin_value: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
     histogram_norm_offset: float = 0.01  #: Added to the norm of histograms, so that weak gradients are not amplified.
-    filter_scales: int = 4  #: Number of scales of the filters, one octave apart.
-    filter_orientations: int = 8  #: Number of orientations of the filters.
+    n_filter_scales: int = 4  #: Number of scales of the filters, one octave apart.
+    n_filter_orientations: int = 8  #: Number of orientations of the filters.
     cells_per_side: int = 4  #: Number of cells along each side in which filter responses are averaged.
     contrast_offset: float = 0.02  #: Added to the standard deviation by which a picture is divided.
-    colour_bins: int = 6  #: Number of bins of each of the three axes of the colour histogram.
-    hue_bins: int = 24  #: Number of bins of the histogram of hues.
+    n_colour_bins_per_axis: int = 6  #: Number of bins of each of the three axes of the colour histogram.
+    n_hue_bins: int = 24  #: Number of bins of the histogram of hues.
     saturation_offset: float = 0.02  #: Added to the mean saturation by which the histogram of hues is divided.
     min_brightness_difference: float = 1e-3
     """A neighbour is brighter than a pixel if the difference is at least this, of 1 for white."""
@@ -87,10 +87,10 @@ def _compute_descriptor_parts(x: Tensor) -> dict[str, Tensor]:
     first, second = _scattering_coefficients((grey - mean) / (deviation + DESCRIPTORS.contrast_offset))
     return {
         "outline": _orientation_histograms(
-            *gradients, DESCRIPTORS.half_turn_bins, math.pi, DESCRIPTORS.small_cell_side
+            *gradients, DESCRIPTORS.n_half_turn_bins, math.pi, DESCRIPTORS.small_cell_side
         ),
         "layout": _orientation_histograms(
-            *gradients, DESCRIPTORS.full_turn_bins, 2 * math.pi, DESCRIPTORS.large_cell_side
+            *gradients, DESCRIPTORS.n_full_turn_bins, 2 * math.pi, DESCRIPTORS.large_cell_side
         ),
         "responses": first.sqrt(),
         "figure": torch.fft.rfft(second, dim=-1).abs().flatten(1),
@@ -141,10 +141,10 @@ def morlet_filter_spectra() -> Tensor:
 
     Source: Bruna and Mallat (2013), sec. 2: a Gaussian times ``exp(i u xi) - k``.
     """
-    side, orientations = DESCRIPTORS.picture_side, DESCRIPTORS.filter_orientations
+    side, orientations = DESCRIPTORS.picture_side, DESCRIPTORS.n_filter_orientations
     frequency = torch.fft.fftfreq(side, dtype=torch.float64) * 2 * math.pi
     filters = []
-    for scale in range(DESCRIPTORS.filter_scales):
+    for scale in range(DESCRIPTORS.n_filter_scales):
         spread, centre, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / orientations
         for turn in (math.pi * index / orientations for index in range(orientations)):
             wave, mass = torch.zeros(side, side, dtype=torch.float64), torch.zeros(side, side, dtype=torch.float64)
@@ -155,7 +155,7 @@ def morlet_filter_spectra() -> Tensor:
                     wave += (-(spread**2) * ((u - centre) ** 2 + (v / slant) ** 2) / 2).exp()
                     mass += (-(spread**2) * (u**2 + (v / slant) ** 2) / 2).exp()
             filters.append(wave - wave[0, 0] / mass[0, 0] * mass)
-    return torch.stack(filters).view(DESCRIPTORS.filter_scales, orientations, side, side).float()
+    return torch.stack(filters).view(DESCRIPTORS.n_filter_scales, orientations, side, side).float()
 
 
 @cache
@@ -187,7 +187,11 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     second (n, pairs of scales, turns, orientations) are the mean absolute responses of coarser filters to the responses
     of finer filters, by the angle between both and the orientation of the finer filter.
     """
-    scales, orientations, side = DESCRIPTORS.filter_scales, DESCRIPTORS.filter_orientations, DESCRIPTORS.picture_side
+    scales, orientations, side = (
+        DESCRIPTORS.n_filter_scales,
+        DESCRIPTORS.n_filter_orientations,
+        DESCRIPTORS.picture_side,
+    )
     spectrum = torch.fft.fft2(grey)[:, None]
     first, second = [], []
     turned = (torch.arange(orientations) + torch.arange(orientations)[:, None]) % orientations  # (turns, orientations)
@@ -259,8 +263,8 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
 
 
 def _colour_histogram(opponent: Tensor) -> Tensor:
-    """Compute the square roots (n, colour_bins^3) of the colour histogram of pictures in opponent colours."""
-    levels = DESCRIPTORS.colour_bins
+    """Compute the square roots (n, bins) of the colour histogram of pictures in opponent colours."""
+    levels = DESCRIPTORS.n_colour_bins_per_axis
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
     boxes = (widened * levels).clamp(0, levels - 1e-4).long()
     box = ((boxes[:, 0] * levels + boxes[:, 1]) * levels + boxes[:, 2]).flatten(1)
@@ -270,13 +274,13 @@ def _colour_histogram(opponent: Tensor) -> Tensor:
 
 
 def _hue_histogram(opponent: Tensor) -> Tensor:
-    """Compute the square roots (n, hue_bins) of a histogram of hues, in which pixels are weighted by saturation."""
+    """Compute the square roots (n, bins) of a histogram of hues, in which pixels are weighted by saturation."""
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)
-    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.hue_bins
+    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.n_hue_bins
     lower = angle.floor()
-    fraction, lower = angle - lower, lower.long() % DESCRIPTORS.hue_bins
-    counts = opponent.new_zeros(len(opponent), DESCRIPTORS.hue_bins)
+    fraction, lower = angle - lower, lower.long() % DESCRIPTORS.n_hue_bins
+    counts = opponent.new_zeros(len(opponent), DESCRIPTORS.n_hue_bins)
     counts.scatter_add_(1, lower, saturation * (1 - fraction))
-    counts.scatter_add_(1, (lower + 1) % DESCRIPTORS.hue_bins, saturation * fraction)
+    counts.scatter_add_(1, (lower + 1) % DESCRIPTORS.n_hue_bins, saturation * fraction)
     return (counts / (counts.sum(dim=1, keepdim=True) + DESCRIPTORS.saturation_offset * saturation.shape[1])).sqrt()

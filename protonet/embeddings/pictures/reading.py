@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Outcome = TypeVar("Outcome")
 #: Number of pictures that a thread reads before the next ones are assigned to it.
-PICTURES_PER_TASK = 32
+PICTURES_PER_THREAD_TASK = 32
 #: Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms otherwise.
-DUPLICATE_CHECK_SIDE = 512
+DUPLICATE_CHECK_SIDE_PIXELS = 512
 #: Usual folder names of each split of a data set. A prefix of ``SPLIT_PREFIXES`` may precede them.
 SPLIT_FOLDER_NAMES = {
     "train": ("train", "training"),
@@ -44,8 +44,8 @@ class PictureListing(NamedTuple):
     """The pictures below a folder, in the order of their names."""
 
     paths: list[Path]
-    class_names: list[str] | None
-    """The class of each picture, "" for a picture without a class. None if there are no class folders."""
+    labels: list[str] | None
+    """The name of the class of each picture, "" if it has none. None if there are no class folders."""
     notes: list[str]  #: Messages to the user about skipped files.
 
 
@@ -55,7 +55,7 @@ def is_picture_path(path: Path) -> bool:
 
 
 def contains_pictures(folder: Path) -> bool | None:
-    """Test whether a folder holds pictures. Returns True for pictures, False for Parquet files, None for neither."""
+    """Test whether a folder holds pictures (True) rather than Parquet files (False); None if it holds neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
         return False
@@ -69,15 +69,15 @@ class _FolderFiles(NamedTuple):
     other_files: list[Path]  #: All other files.
 
 
-def list_pictures(path: Path, *, labelled: bool) -> PictureListing:
+def list_pictures(path: Path, *, require_labels: bool) -> PictureListing:
     """List the pictures of a folder with or without a folder for each class, or a single picture.
 
     Hidden files and folders, and those that operating systems add, are skipped. Other files without the suffix of a
-    picture are counted in a note, as are empty class folders. If ``labelled``, each picture must have a class: pictures
-    beside class folders are left out, and folders of the parts of a data set or without a picture are errors.
+    picture are counted in a note, as are empty class folders. If ``require_labels``, each picture must have a class:
+    pictures beside class folders are left out, and folders of the parts of a data set or without a picture are errors.
     """
     if path.is_file():
-        if labelled:
+        if require_labels:
             constraint = "be a folder with a folder for each class"
             raise_input_error("path", constraint, path_to_text(path), "Pass the folder.")
         return PictureListing([path], None, [])
@@ -86,22 +86,22 @@ def list_pictures(path: Path, *, labelled: bool) -> PictureListing:
     loose, loose_others = _list_folder_files(path.iterdir(), path)
     files = {folder: _list_folder_files(folder.rglob("*"), folder) for folder in list_visible_folders(path)}
     others = [*loose_others, *(other for listed in files.values() for other in listed.other_files)]
-    if not files and (labelled or not loose):
+    if not files and (require_labels or not loose):
         got = f"{path_to_text(path)} with {len(loose)} pictures and no folder"
-        must = "hold one folder for each class" if labelled else "hold pictures"
+        must = "hold one folder for each class" if require_labels else "hold pictures"
         remedy = _format_table_advice(others) or "Put the pictures of each class in a folder of its own."
         raise_input_error("path", must, f"{got}{_format_suffix_counts(others, path)}", remedy)
-    notes = _check_class_folders(path, files) if labelled else []
-    pictures = [("", picture) for picture in loose] * (not labelled)
+    notes = _warn_empty_class_folders(path, files) if require_labels else []
+    pictures = [("", picture) for picture in loose] * (not require_labels)
     pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
         got = f"{path_to_text(path)} without one{_format_suffix_counts(others, path)}"
         remedy = _format_table_advice(others) or f"Their names end in {', '.join(sorted(IMAGE_SUFFIXES))}."
         raise_input_error("path", "hold pictures", got, remedy)
     paths = [picture for _, picture in pictures]
-    notes += [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
+    notes += [f"left out: {len(loose)} pictures beside the class folders"] * (require_labels and bool(loose))
     empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
-    if labelled and empty:
+    if require_labels and empty:
         notes.append(f"left out: {plural(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
     if others:
         total = len(others) + len(loose) + sum(len(listed.pictures) for listed in files.values())
@@ -122,8 +122,8 @@ def _list_folder_files(paths: Iterable[Path], folder: Path) -> _FolderFiles:
     return files
 
 
-def _check_class_folders(path: Path, files: Mapping[Path, _FolderFiles]) -> list[str]:
-    """Raise an InputError if class folders have no picture, or look like the parts of a data set; return warnings."""
+def _warn_empty_class_folders(path: Path, files: Mapping[Path, _FolderFiles]) -> list[str]:
+    """Return warnings about class folders without pictures; raise an InputError if all are empty or are splits."""
     notes = list[str]()
     filled = [folder for folder, listed in files.items() if listed.pictures]
     parts = {
@@ -224,15 +224,15 @@ def detect_broken_pictures(paths: Sequence[Path]) -> list[bool]:
     return [isinstance(result, Exception) for result in _hash_pictures(paths)]
 
 
-def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
-    """Check that pictures can be decoded; return a list with a warning if equal pictures have different labels.
+def warn_duplicate_pictures(paths: Sequence[Path], labels: Sequence[str], *, show_progress: bool = False) -> list[str]:
+    """Return a warning about equal pictures with different labels; an empty list if there are none.
 
-    A picture with the label "" has no label. ``shown`` is whether to show a progress bar. Raises an InputError for a
-    picture that cannot be decoded.
+    A picture with the label "" has no label. ``show_progress`` says whether to show a progress bar. Raises an
+    InputError for a picture that cannot be decoded.
     """
     digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # the first picture of each class, by its pixels
     broken: list[tuple[Path, Exception]] = []
-    for path, label, result in zip(paths, labels, _hash_pictures(paths, shown=shown), strict=True):
+    for path, label, result in zip(paths, labels, _hash_pictures(paths, show_progress=show_progress), strict=True):
         if isinstance(result, Exception):
             broken.append((path, result))
         elif label:
@@ -244,19 +244,19 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
     return [f"warning: {plural(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []
 
 
-def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
+def _hash_pictures(paths: Sequence[Path], *, show_progress: bool = False) -> list[bytes | Exception]:
     """Compute the SHA-256 of size and pixels of each picture (large JPEGs at a smaller size), or its exception."""
     require_pillow()
 
     def hash_picture(path: Path) -> bytes | Exception:
         try:
-            image = decode_image(path, DUPLICATE_CHECK_SIDE).convert("RGB")
+            image = decode_image(path, DUPLICATE_CHECK_SIDE_PIXELS).convert("RGB")
         except UNREADABLE_IMAGE_ERRORS as error:
             return error
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
     results = []
-    with item_progress_bar(len(paths), "picture", shown=shown) as bar:
+    with item_progress_bar(len(paths), "picture", shown=show_progress) as bar:
         for result in map_in_threads(hash_picture, paths, os.cpu_count() or 1):
             results.append(result)
             bar.update()
@@ -276,7 +276,7 @@ def map_pictures(
     function: Callable[[Tensor], Tensor],
     *,
     grey: bool = False,
-    shown: bool = False,
+    show_progress: bool = False,
 ) -> Tensor:
     """Apply a function to the pixels of pictures, in batches and threads; return the concatenated outputs.
 
@@ -289,11 +289,13 @@ def map_pictures(
         with torch.no_grad():
             return function(torch.from_numpy(pixels))
 
-    parts = [paths[first : first + PICTURES_PER_TASK] for first in range(0, len(paths), PICTURES_PER_TASK)]
+    parts = [
+        paths[first : first + PICTURES_PER_THREAD_TASK] for first in range(0, len(paths), PICTURES_PER_THREAD_TASK)
+    ]
     outputs, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # in each thread of the pool
     try:
-        with item_progress_bar(len(paths), "picture", shown=shown) as bar:
+        with item_progress_bar(len(paths), "picture", shown=show_progress) as bar:
             for output in map_in_threads(apply_to_part, parts, threads):
                 outputs.append(output)
                 bar.update(len(output))

@@ -33,9 +33,9 @@ from protonet.datasets.pictures import (
     load_pictures,
     open_picture,
 )
-from protonet.embeddings.pictures.networks import PictureExtractor, open_extractor
+from protonet.embeddings.encoder import hash_file
+from protonet.embeddings.pictures.networks import PictureExtractor, load_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
-from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_IMAGE_SIZE, load_source, locate_pictures
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
@@ -196,7 +196,7 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
     if is_plugin:
         size = options.image_size or (FOLDER_IMAGE_SIZE if image_set is None else image_set.image_side)
         return _open_plugin_network(options.backbone, size, device)
-    return open_extractor(options.backbone, weights=options.weights, device=device)
+    return load_extractor(options.backbone, weights=options.weights, device=device)
 
 
 def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtractor:

@@ -14,17 +14,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from protonet.embeddings.representation import Representation, RepresentationRecord
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import UntrustedComponent
 from protonet.views.onnx_graph import OnnxGraph
 
-#: Function that loads the pretrained network (representation) that a record of a model file identifies.
-OpenRepresentation = Callable[[RepresentationRecord], Representation]
+#: Function that loads the pretrained encoder that a record of a model file identifies.
+EncoderLoader = Callable[[EncoderRecord], PretrainedEncoder]
 
 
 class FittedColumn(ABC):
-    """Base class of the fitted columns of a table. A fitted column encodes its cells as numeric features.
+    """Base class of the fitted columns of a table. A fitted column encodes cells as numeric features.
 
     The methods take cells (n,) of one of three types: text without surrounding spaces (object), numbers or datetime64.
     """
@@ -41,7 +41,7 @@ class FittedColumn(ABC):
 
     @property
     @abstractmethod
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name, such as " missing"; the name of the column precedes it."""
 
     @property
@@ -55,21 +55,21 @@ class FittedColumn(ABC):
         return 0.0
 
     @property
-    def block_sizes(self) -> list[int]:
+    def feature_block_sizes(self) -> list[int]:
         """The number of features of each block, in order. Feature maps scale all features of a block by one factor."""
-        return [len(self.feature_suffixes)]
+        return [len(self.feature_name_suffixes)]
 
     @property
-    def standalone_block_sizes(self) -> list[int]:
+    def standalone_feature_block_sizes(self) -> list[int]:
         """The number of features of each block that a feature map (view) may use alone; empty if there is none."""
         return []
 
     @property
-    def record(self) -> RepresentationRecord | None:
+    def record(self) -> EncoderRecord | None:
         """The record that identifies the pretrained network of the column; None if no network embeds its cells."""
         return None
 
-    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
+    def with_loaded_encoder(self, load_encoder: EncoderLoader, *, show_progress: bool) -> FittedColumn:
         """Return a copy of the column with its pretrained network loaded, or the column itself if it has none."""
         return self
 
@@ -124,18 +124,18 @@ class FittedColumn(ABC):
         """Format a number that `to_numeric` returned as text for users."""
         return f"{value:.4g}"
 
-    def describe(self) -> dict[str, object]:
-        """Return the fields of the column that are not arrays, as a dict of field names and JSON values."""
+    def stored_values(self) -> dict[str, object]:
+        """Return the JSON values that a model file stores of the column, as a dict by key; arrays are not included."""
         values = {name: value for name, value in self._field_values().items() if not isinstance(value, np.ndarray)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Return the fields of the column that are arrays, as a dict of field names and float32 arrays."""
+    def stored_arrays(self) -> dict[str, np.ndarray]:
+        """Return the float32 arrays that a model file stores of the column, as a dict by key."""
         return {name: value for name, value in self._field_values().items() if isinstance(value, np.ndarray)}
 
     def _field_values(self) -> dict[str, object]:
-        """Return all fields as a dict of names and values."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+        """Return all fields as a dict of values by their keys in model files."""
+        return {entry.metadata.get("key", entry.name): getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -41,8 +41,8 @@ class Category(FittedColumn):
 
     #: The categories that have a feature, in ascending order. The level "" is that of missing values.
     levels: tuple[str, ...]
-    counts: tuple[int, ...]  #: The number of training rows of each level.
-    rows: int  #: The number of training rows.
+    level_counts: tuple[int, ...] = field(metadata={"key": "counts"})  #: The number of training rows of each level.
+    n_rows: int = field(metadata={"key": "rows"})  #: The number of training rows.
     kind: ClassVar[str] = "category"
     max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are never an error.
 
@@ -57,7 +57,7 @@ class Category(FittedColumn):
         return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name, such as "=red" for a level; a column of two levels has one feature."""
         levels = self.levels[1:] if self._is_binary else self.levels
         return tuple(f"={level}" if level else " missing" for level in levels)
@@ -65,7 +65,7 @@ class Category(FittedColumn):
     @property
     def _has_all_levels(self) -> bool:
         """Whether each category of the training rows has a feature."""
-        return sum(self.counts) == self.rows
+        return sum(self.level_counts) == self.n_rows
 
     @property
     def _is_binary(self) -> bool:
@@ -75,7 +75,7 @@ class Category(FittedColumn):
     @property
     def rare_fraction(self) -> float:
         """The fraction of training rows whose category has no feature."""
-        return 1 - sum(self.counts) / self.rows
+        return 1 - sum(self.level_counts) / self.n_rows
 
     @property
     def invalid_reason(self) -> str:
@@ -84,7 +84,7 @@ class Category(FittedColumn):
 
     def _level_features(self) -> np.ndarray:
         """Compute scaled features (levels + 1, features) of each level; the last row is that of other categories."""
-        fractions = np.array(self.counts) / self.rows
+        fractions = np.array(self.level_counts) / self.n_rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
         if self._has_all_levels:
             one_hot[-1] = 0.0

@@ -36,9 +36,9 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 }
 
 
-def list_fitted_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
-    """List the fitted columns of an encoding; without one, ``count`` columns of numbers that are used unchanged."""
-    return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
+def list_fitted_columns(encoding: Encoding | None, n_columns: int) -> Sequence[FittedColumn]:
+    """List the fitted columns of an encoding; without one, ``n_columns`` columns of numbers that are used unchanged."""
+    return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * n_columns if encoding is None else encoding.columns
 
 
 @dataclass(frozen=True)
@@ -63,31 +63,31 @@ class Encoding:
         return None if set(summaries) == {Numeric.kind} else summaries
 
     @property
-    def column_sizes(self) -> list[int]:
+    def n_features_per_column(self) -> list[int]:
         """The number of features of each column."""
         return (
             [1] * len(self.columns)
             if self.is_fully_numeric
-            else [len(column.feature_suffixes) for column in self.columns]
+            else [len(column.feature_name_suffixes) for column in self.columns]
         )
 
     @property
-    def feature_blocks(self) -> Tensor | None:
+    def feature_block_indices(self) -> Tensor | None:
         """The index (dim,) of the block to which each feature belongs; None if each feature is a block of its own.
 
         Feature maps (views) scale all features of a block by one factor. A block is a column or, for texts and
         pictures, a part of the column: the embedding of a text, its words, or an image descriptor.
         """
         sizes = (
-            self.column_sizes
+            self.n_features_per_column
             if self.is_fully_numeric
-            else [size for column in self.columns for size in column.block_sizes]
+            else [size for column in self.columns for size in column.feature_block_sizes]
         )
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
-    def standalone_ranges(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of features that a feature map (view) may use without the other features.
+    def standalone_feature_ranges(self) -> list[tuple[int, int]]:
+        """The ranges [start, end) of features that a feature map (view) may use without all others.
 
         The embedding of a picture column is such a range, and so is each of its descriptors. If a table has embedded
         texts and other columns, the ranges also include each of these texts, and the columns between two of them. The
@@ -96,8 +96,8 @@ class Encoding:
         spans: list[tuple[int, int]] = []
         split = any(column.outweighs_other_columns for column in self.columns) and len(self.columns) > 1
         first = run_start = 0
-        for column, size in zip(self.columns, self.column_sizes, strict=True):
-            standalone = column.standalone_block_sizes if split or not column.outweighs_other_columns else []
+        for column, size in zip(self.columns, self.n_features_per_column, strict=True):
+            standalone = column.standalone_feature_block_sizes if split or not column.outweighs_other_columns else []
             if split and standalone:
                 spans += [(run_start, first)] * (first > run_start)
                 run_start = first + size
@@ -107,11 +107,11 @@ class Encoding:
 
     def feature_range(self, index: int) -> range:
         """Return the indices of the features of column ``index``, as a range."""
-        first = sum(self.column_sizes[:index])
-        return range(first, first + self.column_sizes[index])
+        first = sum(self.n_features_per_column[:index])
+        return range(first, first + self.n_features_per_column[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute the features (n, sum of ``column_sizes``) of rows, given the cells (n,) of each column.
+        """Compute the features (n, sum of ``n_features_per_column``) of rows, given the cells (n,) of each column.
 
         The features are float32. If all columns are used unchanged, and float32 may have too few digits for them, the
         features are float64.
@@ -141,11 +141,11 @@ class Encoding:
 
     def describe_columns(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
         """Describe the columns for a model file: JSON values of each, and all tensors by index and name."""
-        described = [{"kind": column.kind, **column.describe()} for column in self.columns]
+        described = [{"kind": column.kind, **column.stored_values()} for column in self.columns]
         tensors = {
             f"{index}.{name}": torch.from_numpy(values)
             for index, column in enumerate(self.columns)
-            for name, values in column.tensors().items()
+            for name, values in column.stored_arrays().items()
         }
         return described, tensors
 
@@ -168,24 +168,26 @@ class Encoding:
 class TypeInferenceThresholds:
     """Thresholds to distinguish categories, texts and identifiers."""
 
-    max_levels: int = 5  #: Maximum number of distinct cells of a column of categories, however few rows there are.
-    #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger maximum is valid.
-    max_levels_per_row: float = 0.5
+    max_category_levels: int = 5  #: Maximum number of distinct cells of a column of categories, even if rows are few.
+    #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger of both maxima holds.
+    max_category_levels_per_row: float = 0.5
     min_words_per_text: int = 3  #: Minimum median number of words per distinct cell of a column of sentences.
     #: Minimum fraction of cells of a column of sentences that no other cell repeats.
-    min_unique_fraction: float = 0.2
-    min_digit_fraction: float = 0.5  #: Minimum fraction of distinct cells with a digit in a column of identifiers.
+    min_unique_sentence_fraction: float = 0.2
+    min_identifier_digit_fraction: float = (
+        0.5  #: Minimum fraction of distinct cells with a digit in a column of identifiers.
+    )
 
 
 TYPE_INFERENCE = TypeInferenceThresholds()
 
 
 class InferredType(NamedTuple):
-    """The result of type inference for a column: a fitted column of the inferred type, or the reason to drop it."""
+    """The inferred type of a column: a fitted column of this type, or the reason to drop the column."""
 
     column: FittedColumn | None  #: The fitted column; None if the column is dropped.
     drop_reason: str = ""  #: The reason why the column is dropped; "" if it is not.
-    is_text: bool = False  #: Whether the column holds free text, which a pretrained representation can embed.
+    is_text: bool = False  #: Whether the column holds free text, which a pretrained encoder can embed.
 
     @property
     def modality(self) -> str | None:
@@ -193,11 +195,11 @@ class InferredType(NamedTuple):
         return "text" if self.is_text else None if self.column is None else self.column.modality
 
 
-def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_FORMATS) -> InferredType:
+def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = POINT_FIRST_FORMATS) -> InferredType:
     """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
-    The first format of ``order`` wins among the number formats that match equally many cells. A column is dropped if it
-    is empty, constant, an identifier of the rows, dates in contradictory formats, or text without shared words.
+    The first format of ``format_order`` wins among the number formats that match equally many cells. Columns that are
+    empty, constant, identifiers of rows, dates in contradictory formats, or text without shared words are dropped.
     """
     present = cells[~is_missing(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
@@ -209,38 +211,45 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_F
         return InferredType(Date.fit(cells))
     if cells.dtype.kind != "O":
         return InferredType(Numeric.fit(cells))
-    if numeric_format := _infer_any_numeric_format(distinct, order):
+    if numeric_format := _infer_any_numeric_format(distinct, format_order):
         return InferredType(Numeric.fit(cells, numeric_format))
     if date_format := infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
-    max_levels = max(TYPE_INFERENCE.max_levels, TYPE_INFERENCE.max_levels_per_row * len(present))
-    if len(distinct) <= max_levels and not are_sentences(distinct, present.tolist()):
+    max_category_levels = max(
+        TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * len(present)
+    )
+    if len(distinct) <= max_category_levels and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
     if are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
     has_spaces = any(" " in cell for cell in distinct)
     with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
-    has_digits = with_digits > TYPE_INFERENCE.min_digit_fraction * len(distinct)
+    has_digits = with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
     if len(distinct) == len(present) and not has_spaces and has_digits:
         presence = Category.fit(cells)  # whether a row has an identifier may be informative
         if presence.levels == ("",):
             return InferredType(presence)
         return InferredType(None, "an identifier of each row")
     text = Text.fit(cells)
-    if text.feature_suffixes:
+    if text.feature_name_suffixes:
         return InferredType(text, is_text=True)
     shared = set.intersection(*(set(count_ngrams(cell)) for cell in distinct))
     reason = "text with the same words in every row" if shared else "text in which no two rows share a word"
     return InferredType(None, reason, is_text=True)
 
 
-def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
-    """Infer the format of numbers, intervals or durations, "" for others; codes and times of day only if ``named``."""
-    if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
+def _infer_any_numeric_format(
+    distinct: Sequence[str], format_order: Sequence[str], *, is_user_type: bool = False
+) -> str:
+    """Infer the format of numbers, intervals or durations; if not ``is_user_type``, not of codes and times of day.
+
+    Returns "" for cells of other formats.
+    """
+    if numeric_format := infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
         return numeric_format
-    if interval_format := infer_interval_format(distinct, order):
+    if interval_format := infer_interval_format(distinct, format_order):
         return interval_format
-    return "duration" if are_durations(distinct, allow_times_of_day=named) else ""
+    return "duration" if are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
 def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
@@ -249,7 +258,9 @@ def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
     if word_counts[len(word_counts) // 2] < TYPE_INFERENCE.min_words_per_text:
         return False
     unique = sum(count == 1 for count in Counter(cells).values())
-    are_rare = len(distinct) > TYPE_INFERENCE.max_levels and unique >= TYPE_INFERENCE.min_unique_fraction * len(cells)
+    are_rare = len(
+        distinct
+    ) > TYPE_INFERENCE.max_category_levels and unique >= TYPE_INFERENCE.min_unique_sentence_fraction * len(cells)
     return are_rare or unique == len(cells)
 
 
@@ -260,7 +271,7 @@ def fit_column_as(
     argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
-    order: Sequence[str] = POINT_FIRST_FORMATS,
+    format_order: Sequence[str] = POINT_FIRST_FORMATS,
 ) -> InferredType:
     """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 
@@ -273,7 +284,7 @@ def fit_column_as(
         return InferredType(Picture())
     if distinct and column_type == "category":
         return InferredType(Category.fit(cells))
-    if distinct and column_type == "text" and ((fitted := Text.fit(text)).feature_suffixes or has_text_encoder):
+    if distinct and column_type == "text" and ((fitted := Text.fit(text)).feature_name_suffixes or has_text_encoder):
         return InferredType(fitted, is_text=True)
     if distinct and column_type == "date":
         if cells.dtype.kind == "M":
@@ -282,7 +293,11 @@ def fit_column_as(
             return InferredType(Date.fit(text, date_format))
     if distinct and column_type == "number" and cells.dtype.kind != "M":
         is_text = cells.dtype.kind == "O"
-        if numeric_format := _infer_any_numeric_format(distinct, order, named=True) if is_text else "plain":
+        if (
+            numeric_format := _infer_any_numeric_format(distinct, format_order, is_user_type=True)
+            if is_text
+            else "plain"
+        ):
             return InferredType(Numeric.fit(cells, numeric_format))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     return raise_input_error(argument, f"name a column that holds a {column_type}", got, "Name another type, or none.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from protonet.tables.columns.parsing import (
     DATE_FORMATS,
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
-    is_missing_or_word,
+    is_missing_or_missing_word,
     parse_dates,
     parse_distinct_cells,
     parse_duration,
@@ -32,12 +32,12 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 #: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if they span more
 #: days than its minimum span.
 CYCLE_DAYS = {"day": 1.0, "week": 7.0, "year": 365.2425}
-MIN_CYCLE_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
+MIN_CYCLE_SPAN_DAYS = {"day": 0.0, "week": 7.0, "year": 60.0}
 #: The cosine and the sine of a date's phase in a cycle are multiplied by this factor. It is less than 1, the standard
 #: deviation of the linear time, because the linear time is more often informative.
 CYCLE_FEATURE_SCALE = 0.4
 #: Minimum circular variance (1 minus the mean resultant length) of dates that are encoded by their phase in a cycle.
-MIN_CYCLE_SPREAD = 0.01
+MIN_CYCLE_PHASE_VARIANCE = 0.01
 #: If dates are on at most this many distinct days of the month, such as the first, their weekdays are accidental: the
 #: cycle of the week is then not encoded.
 MAX_DISTINCT_MONTH_DAYS = 2
@@ -51,11 +51,11 @@ class OrderedColumn(FittedColumn):
     them, if training rows had any.
     """
 
-    format: str  #: The name of the notation in which cells are written.
+    format: str  #: The name of the notation of the cells, such as "iso" for dates.
     median: float  #: The median of the training rows, which replaces missing values.
     mean: float  #: The mean of the training rows, with missing values replaced.
     scale: float  #: The standard deviation of the training rows, with missing values replaced; 1 instead of 0.
-    missing: float  #: The fraction of missing values in the training rows.
+    missing_fraction: float = field(metadata={"key": "missing"})  #: The fraction of missing values in training rows.
 
     @abstractmethod
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
@@ -73,9 +73,9 @@ class OrderedColumn(FittedColumn):
         return median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(values).mean())
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name: the standardized value and, if there is one, the missing indicator."""
-        return ("", " missing") if 0 < self.missing < 1 else ("",)
+        return ("", " missing") if 0 < self.missing_fraction < 1 else ("",)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of cells (n,).
@@ -88,8 +88,10 @@ class OrderedColumn(FittedColumn):
         filled = np.where(missing, self.median, values)
         with np.errstate(over="ignore"):
             features = [(filled - self.mean) / self.scale, *self.further_features(filled)]
-            if 0 < self.missing < 1:
-                features.append((missing - self.missing) / math.sqrt(self.missing * (1 - self.missing)))
+            if 0 < self.missing_fraction < 1:
+                features.append(
+                    (missing - self.missing_fraction) / math.sqrt(self.missing_fraction * (1 - self.missing_fraction))
+                )
             return np.stack(features, axis=1).astype(np.float32)
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
@@ -99,12 +101,12 @@ class OrderedColumn(FittedColumn):
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the non-missing cells that are in another format than in training."""
         unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
-        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
+        return unparsed & ~is_missing_or_missing_word(cells) if unparsed.any() else unparsed
 
     @property
     def missing_note(self) -> str:
         """The phrase about missing values for a summary, such as ", 12 % missing"; "" if there are none."""
-        return f", {100 * self.missing:.2g} % missing" if self.missing else ""
+        return f", {100 * self.missing_fraction:.2g} % missing" if self.missing_fraction else ""
 
     @staticmethod
     def restore_statistics(stored: UntrustedComponent) -> tuple[float, float, float, float]:
@@ -135,16 +137,18 @@ class Numeric(OrderedColumn):
     @property
     def is_fully_numeric(self) -> bool:
         """Whether no training cell is missing, so that the numbers may be used without scaling."""
-        return not self.missing
+        return not self.missing_fraction
 
     @property
     def _is_binary(self) -> bool:
         """Whether all training values are 0 or 1, which their mean and their mean square show."""
-        if self.format != "plain" or self.missing >= 1:
+        if self.format != "plain" or self.missing_fraction >= 1:
             return False
         # No other values in [0, 1] have as large a mean square. The statistics include medians for missing values.
-        mean = (self.mean - self.missing * self.median) / (1 - self.missing)
-        mean_square = (self.scale**2 + self.mean**2 - self.missing * self.median**2) / (1 - self.missing)
+        mean = (self.mean - self.missing_fraction * self.median) / (1 - self.missing_fraction)
+        mean_square = (self.scale**2 + self.mean**2 - self.missing_fraction * self.median**2) / (
+            1 - self.missing_fraction
+        )
         return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
@@ -208,9 +212,11 @@ class Numeric(OrderedColumn):
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
         z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
-        if len(self.feature_suffixes) > 1:
-            indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing))
-            indicator = graph.add("Div", indicator, np.sqrt(np.float64(self.missing * (1 - self.missing))))
+        if len(self.feature_name_suffixes) > 1:
+            indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing_fraction))
+            indicator = graph.add(
+                "Div", indicator, np.sqrt(np.float64(self.missing_fraction * (1 - self.missing_fraction)))
+            )
             z = graph.add("Concat", z, indicator, axis=1)
         return graph.cast(z, "FLOAT"), missing
 
@@ -236,9 +242,9 @@ class Date(OrderedColumn):
         return cls(date_format, *cls.fit_statistics(days, present), cycles)
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name: linear time, two features for each cycle, missing indicator, if any."""
-        time, *missing = super().feature_suffixes
+        time, *missing = super().feature_name_suffixes
         return (time, *(f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")), *missing)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
@@ -283,10 +289,10 @@ class Date(OrderedColumn):
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
     """Test whether dates (n,), in days since 1970, are spread over the phases of a cycle such as "year"."""
-    if np.ptp(days) <= MIN_CYCLE_SPANS[cycle]:
+    if np.ptp(days) <= MIN_CYCLE_SPAN_DAYS[cycle]:
         return False
     if cycle == "week":
         dates = np.floor(days).astype("datetime64[D]")
         return len(np.unique(dates - dates.astype("datetime64[M]"))) > MAX_DISTINCT_MONTH_DAYS
     angles = 2 * math.pi * days / CYCLE_DAYS[cycle]
-    return 1 - math.hypot(np.cos(angles).mean(), np.sin(angles).mean()) > MIN_CYCLE_SPREAD
+    return 1 - math.hypot(np.cos(angles).mean(), np.sin(angles).mean()) > MIN_CYCLE_PHASE_VARIANCE

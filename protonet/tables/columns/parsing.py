@@ -41,7 +41,7 @@ DATE_FORMAT_SEPARATOR = " or "
 #: Number of cells on which formats are tried first, to rule out most formats before all cells are parsed.
 N_PROBED_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
-#: The length in days of further parts of durations; "only" is a number of days without hours, as Python writes it.
+#: The length in days of the units of durations that are longer than a day, and of "only", days without hours.
 DAYS_PER_UNIT = {"only": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2425}
 
 #: Two numbers in a cell, as in feet and inches or "3 4".
@@ -162,8 +162,8 @@ def is_missing_word(cell: str) -> bool:
     return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
 
-def is_missing_or_word(values: np.ndarray) -> np.ndarray:
-    """Compute a mask (n,) bool of the cells that are missing or a word for it, in a column of numbers or dates."""
+def is_missing_or_missing_word(values: np.ndarray) -> np.ndarray:
+    """Compute a mask (n,) bool of the cells of a column of numbers or dates that are missing or mean "missing"."""
     missing = is_missing(values)
     if values.dtype.kind != "O":
         return missing
@@ -290,40 +290,44 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 
 
 def infer_numeric_format(
-    cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST_FORMATS
+    cells: Iterable[str], *, allow_codes: bool = False, format_order: Sequence[str] = POINT_FIRST_FORMATS
 ) -> str:
     """Infer the format that most cells of a column match: "plain", "point" or "comma"; "" for no numbers.
 
     The cells are distinct and not missing. Cells of equal length with leading zeros are codes, unless ``allow_codes``.
-    The first format of ``order`` wins among those that match equally many cells.
+    The first format of ``format_order`` wins among those that match equally many cells.
     """
     cells = list(cells)
-    if not (plain := _are_plain(cells)):
+    if not (plain := _are_plain_numbers(cells)):
         cells = [cell for cell in cells if not is_missing_word(cell)]
-        plain = _are_plain(cells)
+        plain = _are_plain_numbers(cells)
     if not cells:
         return ""
     zeros = [cell for cell in cells if cell[0] == "0"]  # few columns have any, and patterns are slow
     if not allow_codes and any(map(_ZERO_PADDED.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
-    if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
-        return "comma" if order == SEMICOLON_FILE_FORMATS and are_thousands_grouped(cells) else "plain"
+    if plain and (format_order[0] == "plain" or not any("." in cell for cell in cells)):
+        return "comma" if format_order == SEMICOLON_FILE_FORMATS and are_thousands_grouped(cells) else "plain"
 
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
-    def select_likely(unit: str | None) -> dict[str, Callable[[str], float]]:
-        """Select the parsers that read enough of the first cells; for most text columns, this leaves none."""
+    def select_likely_parsers(unit: str | None) -> dict[str, Callable[[str], float]]:
+        """Select the parsers, by format, that can parse enough of the first cells; none for most text columns."""
         parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
         parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
         probed = cells[:N_PROBED_CELLS]
         return {
-            name: parsers[name] for name in order if parsed_fraction(parsers[name], probed) >= MIN_PARSED_FRACTION / 2
+            name: parsers[name]
+            for name in format_order
+            if parsed_fraction(parsers[name], probed) >= MIN_PARSED_FRACTION / 2
         }
 
-    if not select_likely(None):  # the unit depends on all cells, and is slow to detect
+    if not select_likely_parsers(None):  # the unit depends on all cells, and is slow to detect
         return ""
-    fractions = {name: parsed_fraction(parse, cells) for name, parse in select_likely(detect_unit(cells)).items()}
+    fractions = {
+        name: parsed_fraction(parse, cells) for name, parse in select_likely_parsers(detect_unit(cells)).items()
+    }
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
 
@@ -343,7 +347,7 @@ def have_ambiguous_points(cells: Iterable[str]) -> bool:
     return bool(marked) and all(re.fullmatch(rf"[-+]?{POINT_GROUPED_DIGITS}", cell) for cell in marked)
 
 
-def _are_plain(cells: list[str]) -> bool:
+def _are_plain_numbers(cells: list[str]) -> bool:
     """Test whether all cells are finite numbers as Python writes them."""
     return all(math.isfinite(parse_plain_number(cell)) for cell in cells)
 
@@ -367,24 +371,26 @@ def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -
     return sum(bounds) / len(bounds)
 
 
-def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIRST_FORMATS) -> str:
+def infer_interval_format(cells: Iterable[str], format_order: Sequence[str] = POINT_FIRST_FORMATS) -> str:
     """Infer the format of the distinct cells of a column: "interval" or "comma interval"; "" for another type.
 
     At least three cells are required, all of them intervals or numbers, and one an interval. Of five or more cells, one
     may be an answer in words, such as "prefer not to say"; it is then missing. If both decimal marks are possible, the
-    order of the number formats decides.
+    order of the number formats (``format_order``) decides.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
-    marks = ("comma", "point") if order.index("comma") < order.index("point") else ("point", "comma")
+    marks = ("comma", "point") if format_order.index("comma") < format_order.index("point") else ("point", "comma")
 
-    def list_others(mark: str, unit: str | None) -> list[str]:
+    def list_non_intervals(mark: str, unit: str | None) -> list[str]:
         """List the first two cells that are no intervals in this unit."""
         return list(islice((cell for cell in cells if math.isnan(parse_interval(cell, mark, unit))), 2))
 
     for mark in marks if len(cells) > 2 else ():
-        if len(list_others(mark, None)) > 1:  # most columns; the unit depends on all cells, and is slow to detect
+        if (
+            len(list_non_intervals(mark, None)) > 1
+        ):  # most columns; the unit depends on all cells, and is slow to detect
             continue
-        others = list_others(mark, detect_unit(cells))
+        others = list_non_intervals(mark, detect_unit(cells))
         is_answer = len(others) == 1 and len(cells) > 4 and not any(map(str.isdigit, others[0]))
         numbers = (parse_formatted_number(cell, mark) for cell in cells if cell not in others)
         if (not others or is_answer) and any(map(math.isnan, numbers)):
@@ -418,7 +424,7 @@ def parse_date(cell: str, date_format: str) -> float:
 
 @lru_cache(maxsize=2 * N_PROBED_CELLS)
 def _reorder_date(cell: str) -> str:
-    """Remove the weekday and "GMT" from a date, and move a time behind it; cached, since many formats are tried."""
+    """Remove the weekday and "GMT" from a date, and move a time behind the date; cached, since many formats follow."""
     return _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
 
 
@@ -478,7 +484,7 @@ def are_dates_in_any_format(cells: Iterable[str]) -> bool:
 
 
 def _best_date_format(cells: list[str]) -> tuple[str, int]:
-    """Return the date format that most cells match, the first among equals, and the number of cells that match it."""
+    """Return the date format that most cells match, the first if there are several, and the number of these cells."""
     probe = [cell for cell in cells if any(map(str.isdigit, cell))][:N_PROBED_CELLS]
     best, best_count = "", 0
     for date_format in DATE_FORMATS:

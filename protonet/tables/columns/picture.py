@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.pictures.descriptors import DESCRIPTORS, compute_descriptors, descriptor_part_sizes
 from protonet.embeddings.pictures.reading import map_pictures, require_pillow, text_to_path
-from protonet.embeddings.representation import Representation, RepresentationRecord
-from protonet.tables.columns.base import FittedColumn, OpenRepresentation
+from protonet.tables.columns.base import EncoderLoader, FittedColumn
 from protonet.tables.columns.text import ColumnEmbedding
 from protonet.views.config import UntrustedComponent, raise_unless
 
@@ -24,8 +24,10 @@ class Picture(FittedColumn):
     """A fitted column of picture paths. Its features are an embedding, if there is a network, and image descriptors."""
 
     #: The number of features of each image descriptor.
-    sizes: tuple[int, ...] = field(default_factory=lambda: tuple(descriptor_part_sizes().values()))
-    side: int = DESCRIPTORS.picture_side  #: Side length in pixels to which pictures are resized for the descriptors.
+    descriptor_sizes: tuple[int, ...] = field(default_factory=lambda: tuple(descriptor_part_sizes().values()))
+    picture_side: int = (
+        DESCRIPTORS.picture_side
+    )  #: Side length in pixels to which pictures are resized for the descriptors.
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
@@ -34,11 +36,11 @@ class Picture(FittedColumn):
     may_be_group: ClassVar[bool] = False
 
     @classmethod
-    def fit(cls, cells: np.ndarray, representation: Representation | None, *, show_progress: bool = False) -> Picture:
-        """Fit a column of pictures at paths (n,), by image descriptors and a pretrained network unless that is None."""
-        if representation is None:
+    def fit(cls, cells: np.ndarray, encoder: PretrainedEncoder | None, *, show_progress: bool = False) -> Picture:
+        """Fit a column of pictures at paths (n,), by image descriptors and, unless it is None, a pretrained encoder."""
+        if encoder is None:
             return cls(show_progress=show_progress)
-        embedding = ColumnEmbedding.fit(representation, _to_paths(cells), show_progress=show_progress)
+        embedding = ColumnEmbedding.fit(encoder, _to_paths(cells), show_progress=show_progress)
         return cls(embedding=embedding, show_progress=show_progress)
 
     @property
@@ -47,27 +49,29 @@ class Picture(FittedColumn):
         return 0 if self.embedding is None else self.embedding.record.width
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name: a space and the index of the feature."""
-        return tuple(f" {index}" for index in range(self.embedding_width + sum(self.sizes)))
+        return tuple(f" {index}" for index in range(self.embedding_width + sum(self.descriptor_sizes)))
 
     @property
-    def block_sizes(self) -> list[int]:
+    def feature_block_sizes(self) -> list[int]:
         """The number of features of each block: 1 for each dimension of the embedding, then each descriptor's size."""
-        return [1] * self.embedding_width + list(self.sizes)
+        return [1] * self.embedding_width + list(self.descriptor_sizes)
 
     @property
-    def standalone_block_sizes(self) -> list[int]:
+    def standalone_feature_block_sizes(self) -> list[int]:
         """The size of each block that a feature map (view) may use alone: the embedding, if any; each descriptor."""
-        return [*[self.embedding_width] * bool(self.embedding_width), *self.sizes]
+        return [*[self.embedding_width] * bool(self.embedding_width), *self.descriptor_sizes]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of the pictures at paths (n,)."""
         require_pillow()
         paths = _to_paths(cells)
         if not paths:
-            return np.empty((0, len(self.feature_suffixes)), np.float32)
-        descriptors = map_pictures(paths, self.side, self.side, compute_descriptors, shown=self.show_progress).numpy()
+            return np.empty((0, len(self.feature_name_suffixes)), np.float32)
+        descriptors = map_pictures(
+            paths, self.picture_side, self.picture_side, compute_descriptors, show_progress=self.show_progress
+        ).numpy()
         if self.embedding is None:
             return descriptors
         return np.concatenate([self.embedding.encode(paths), descriptors], axis=1)
@@ -77,28 +81,34 @@ class Picture(FittedColumn):
         return None if self.embedding is None else self.embedding.encode_class_names(texts.tolist())
 
     @property
-    def record(self) -> RepresentationRecord | None:
+    def record(self) -> EncoderRecord | None:
         """The record that identifies the pretrained network; None if there is none."""
         return None if self.embedding is None else self.embedding.record
 
-    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> Picture:
+    def with_loaded_encoder(self, load_encoder: EncoderLoader, *, show_progress: bool) -> Picture:
         """Return a copy of the column with its pretrained network loaded; return the column itself if it has none."""
         if self.embedding is None:
             return self
-        embedding = self.embedding.attach_representation(open_representation, show_progress=show_progress)
+        embedding = self.embedding.with_loaded_encoder(load_encoder, show_progress=show_progress)
         return replace(self, embedding=embedding, show_progress=show_progress)
 
     def summary(self) -> str:
         """Summarize the network and the number of descriptor features in one line, for users."""
         network = "" if self.embedding is None else f"by {self.embedding.record.summary()}, and "
-        return f"pictures, {network}{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
+        side, n_features = self.picture_side, sum(self.descriptor_sizes)
+        return f"pictures, {network}{n_features:,} features of {side} x {side} pixels"
 
-    def describe(self) -> dict[str, object]:
+    def stored_values(self) -> dict[str, object]:
         """Return the settings of the descriptors and of the embedding as JSON values."""
-        embedding = {} if self.embedding is None else self.embedding.describe()
-        return {"sizes": list(self.sizes), "side": self.side, "version": DESCRIPTOR_VERSION, **embedding}
+        embedding = {} if self.embedding is None else self.embedding.stored_values()
+        return {
+            "sizes": list(self.descriptor_sizes),
+            "side": self.picture_side,
+            "version": DESCRIPTOR_VERSION,
+            **embedding,
+        }
 
-    def tensors(self) -> dict[str, np.ndarray]:
+    def stored_arrays(self) -> dict[str, np.ndarray]:
         """Return a dict with the mean of the embedding as "centre"; an empty dict if there is no embedding."""
         return {} if self.embedding is None else {"centre": self.embedding.mean}
 
@@ -111,7 +121,7 @@ class Picture(FittedColumn):
         version = stored.get_entry("version", int)
         raise_unless(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.modality == "picture"
-        raise_unless(takes_pictures, "a picture column whose representation does not take pictures")
+        raise_unless(takes_pictures, "a picture column whose encoder does not take pictures")
         return cls(tuple(sizes), side, embedding)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.embeddings.opening import reopen_representation
-from protonet.embeddings.representation import Representation, RepresentationRecord
-from protonet.tables.columns.base import FittedColumn, OpenRepresentation
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
+from protonet.embeddings.loading import reload_encoder
+from protonet.tables.columns.base import EncoderLoader, FittedColumn
 from protonet.tables.columns.parsing import format_cells
 from protonet.views.config import UntrustedComponent, raise_unless
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextFeatureLimits:
-    """The n-grams of texts that are counted, and the principal components that are computed from their weights.
+    """Limits of the n-grams of texts that are counted, and of the principal components of their weights.
 
     The values were chosen on the data sets of docs/decisions/texts.md.
     """
@@ -35,7 +35,7 @@ class TextFeatureLimits:
     #: Minimum number of training rows with an n-gram. 1 is enough, as new rows may have the n-gram as well.
     min_rows_per_ngram: int = 1
     #: Minimum number of training rows with the most frequent n-gram; otherwise the column has no features.
-    min_shared_rows: int = 2
+    min_rows_of_most_frequent_ngram: int = 2
     max_ngrams: int = 16384  #: Maximum number of words, and of character n-grams: the most frequent ones are used.
     max_fitted_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
     max_components: int = 512  #: Maximum number of components.
@@ -70,21 +70,24 @@ class Text(FittedColumn):
         (components by singular values).
     """
 
-    grams: tuple[str, ...]  #: The words and character n-grams of the vocabulary, in lower case.
-    scales: np.ndarray  #: (grams,) inverse document frequencies.
-    basis: np.ndarray  #: (grams, components) the matrix by which TF-IDF weights are multiplied to get components.
+    ngrams: tuple[str, ...] = field(
+        metadata={"key": "grams"}
+    )  #: The words and character n-grams of the vocabulary, in lower case.
+    inverse_document_frequencies: np.ndarray = field(metadata={"key": "scales"})  #: (ngrams,) float32.
+    basis: np.ndarray  #: (ngrams, components) the matrix by which TF-IDF weights are multiplied to get components.
     mean: np.ndarray  #: (components,) the mean of the training rows, which is subtracted.
-    apart: bool = True  #: Whether the weights of words and of character n-grams are scaled to norm 1 separately.
+    #: Whether the weights of words and of character n-grams are scaled to norm 1 separately.
+    normalize_separately: bool = field(default=True, metadata={"key": "apart"})
     kind: ClassVar[str] = "text"
     modality: ClassVar[str | None] = "text"
 
     @classmethod
-    def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
+    def fit(cls, cells: np.ndarray, *, has_other_columns: bool = False) -> Text:
         """Fit a column of text to cells (n,); it has no features if no two rows share an n-gram.
 
-        If it is ``secondary``, because the table has other columns, the text gets fewer components.
+        If the table ``has_other_columns``, the text gets fewer components.
         """
-        rules = SECONDARY_TEXT_FEATURES if secondary else TEXT_FEATURES
+        rules = SECONDARY_TEXT_FEATURES if has_other_columns else TEXT_FEATURES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
         cells = cells[:: max(1, -(-len(cells) // rules.max_fitted_rows))]
         counts = [count_ngrams(cell, rules.ngram_lengths, word_bigrams=rules.count_bigrams) for cell in cells]
@@ -100,7 +103,7 @@ class Text(FittedColumn):
             for gram, rows in rows_with.items()
             if rows >= rules.min_rows_per_ngram and (rows < len(cells) or max_count[gram] > min_count[gram])
         ]
-        if not any(-rows >= rules.min_shared_rows for rows, _ in candidates):
+        if not any(-rows >= rules.min_rows_of_most_frequent_ngram for rows, _ in candidates):
             candidates = []
         rank = min(rules.max_components, max(1, round(rules.max_components_per_row * len(cells))))
         max_grams = int(min(rules.max_ngrams, rules.max_basis_elements / 2 / rank))
@@ -126,32 +129,32 @@ class Text(FittedColumn):
         )
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name. The features are components in the order of decreasing variance."""
         return tuple(f" text {index + 1}" for index in range(len(self.mean)))
 
     @cached_property
-    def _gram_indices(self) -> dict[str, int]:
+    def _ngram_indices(self) -> dict[str, int]:
         """The index of each n-gram of the vocabulary."""
-        return {gram: index for index, gram in enumerate(self.grams)}
+        return {gram: index for index, gram in enumerate(self.ngrams)}
 
     def _tf_idf(self, cells: np.ndarray) -> sparse.csr_matrix:
-        """Compute the TF-IDF weights (n, grams) of texts (n,), with norm 1; zeros if a text has no known n-gram."""
+        """Compute the TF-IDF weights (n, ngrams) of texts (n,), with norm 1; zeros if a text has no known n-gram."""
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         row_ends, indices, values = [0], [], []
-        rules = TEXT_FEATURES if self.apart else SECONDARY_TEXT_FEATURES
+        rules = TEXT_FEATURES if self.normalize_separately else SECONDARY_TEXT_FEATURES
         for cell in cells:
             for gram, count in count_ngrams(cell, rules.ngram_lengths, word_bigrams=rules.count_bigrams).items():
-                index = self._gram_indices.get(gram)
+                index = self._ngram_indices.get(gram)
                 if index is not None:
                     indices.append(index)
-                    values.append((1 + math.log(count)) * self.scales[index])
+                    values.append((1 + math.log(count)) * self.inverse_document_frequencies[index])
             row_ends.append(len(indices))
-        x = sparse.csr_matrix((values, indices, row_ends), shape=(len(cells), len(self.grams)))
-        if not self.apart:
+        x = sparse.csr_matrix((values, indices, row_ends), shape=(len(cells), len(self.ngrams)))
+        if not self.normalize_separately:
             return _normalize_rows(x)
-        words = np.array([is_word_or_bigram(gram) for gram in self.grams], np.float64)
+        words = np.array([is_word_or_bigram(gram) for gram in self.ngrams], np.float64)
         parts = [_normalize_rows(x @ sparse.diags(mask)) for mask in (words, 1 - words)]
         return _normalize_rows(parts[0] + parts[1])
 
@@ -165,15 +168,15 @@ class Text(FittedColumn):
 
     def summary(self) -> str:
         """Summarize the number of components and of n-grams in one line, for users."""
-        return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
+        return f"text: {len(self.mean)} components of {len(self.ngrams)} words and character n-grams"
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> Text:
         """Restore the column from the untrusted entries of a model file."""
         grams, mean = stored.get_strings("grams"), stored.pop_tensor("mean", None)
-        apart = stored.get_entry("apart", bool)
+        normalize_separately = stored.get_entry("apart", bool)
         scales, basis = stored.pop_tensor("scales", len(grams)), stored.pop_tensor("basis", len(grams), len(mean))
-        return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
+        return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), normalize_separately)
 
 
 def _normalize_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
@@ -185,7 +188,7 @@ def _normalize_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
-    """Compute the Gram matrix (n, n) of sparse rows minus their mean (grams,), without making the rows dense."""
+    """Compute the Gram matrix (n, n) of sparse rows minus their mean (ngrams,), without making the rows dense."""
     products = (x @ x.T).toarray()
     projections = np.asarray(x @ mean).ravel()
     return np.asarray(products - projections[:, None] - projections[None, :] + mean @ mean)
@@ -221,36 +224,36 @@ WORD_COMPONENTS_WEIGHT, SECONDARY_TEXT_WEIGHT = 0.5, 0.3
 
 @dataclass(frozen=True, eq=False)
 class ColumnEmbedding:
-    """Embeds the cells of a column by a pretrained network (representation).
+    """Embeds the cells of a column by a pretrained encoder.
 
     The embeddings are centred and scaled. The sum of their variances over the training rows is 1.
     """
 
-    record: RepresentationRecord  #: Identifies the pretrained network.
+    record: EncoderRecord  #: Identifies the pretrained network.
     mean: np.ndarray  #: (width,) the mean embedding of the training rows, which is subtracted.
     scale: float  #: The divisor of embeddings, > 0.
     #: The loaded network, which model files do not store; None to load it when it is needed.
-    representation: Representation | None = field(default=None, repr=False)
+    encoder: PretrainedEncoder | None = field(default=None, repr=False)
     show_progress: bool = False  #: Whether to show a progress bar.
     #: The folder or file from which the user loaded the network; "" for a network of an installed package. Model files
     #: do not store it.
     path: str = ""
 
     @classmethod
-    def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
+    def fit(cls, encoder: PretrainedEncoder, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
         """Fit the mean and the scale to the embeddings of non-missing items (n,): texts, or paths of pictures."""
-        rows = representation.embed(items, show_progress=show_progress).astype(np.float64)
-        mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
+        rows = encoder.embed(items, show_progress=show_progress).astype(np.float64)
+        mean = rows.mean(axis=0) if len(rows) else np.zeros(encoder.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
         mean = mean.astype(np.float32)
-        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.user_path)
+        return cls(encoder.record, mean, scale or 1.0, encoder, show_progress, encoder.user_path)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the centred and scaled embeddings (n, width) float32 of items (n,): texts, or paths of pictures.
 
         A text without a word that the network knows gets zeros, the mean of the training rows.
         """
-        rows = self._get_representation().embed(items, show_progress=self.show_progress)
+        rows = self._get_encoder().embed(items, show_progress=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
             x[self.has_no_known_word(items)] = 0
@@ -258,11 +261,11 @@ class ColumnEmbedding:
 
     def has_no_known_word(self, texts: Sequence[str]) -> np.ndarray:
         """Compute a mask (n,) bool of the texts without a word that the network knows."""
-        return ~self._get_representation().contains_known_words(texts)
+        return ~self._get_encoder().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
         """Embed class names (n,) by the network's text encoder, scaled as training embeddings; None without one."""
-        embed_texts = self._get_representation().embed_texts
+        embed_texts = self._get_encoder().embed_texts
         if embed_texts is None:
             return None
         rows = embed_texts(texts)
@@ -270,27 +273,27 @@ class ColumnEmbedding:
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         return np.asarray(rows / norms * norm / self.scale, np.float32)
 
-    def _get_representation(self) -> Representation:
-        """Return the pretrained network; load it again if the object comes from a pickle or a model file."""
-        return self.representation or reopen_representation(self.record, [self.path] if self.path else None)
+    def _get_encoder(self) -> PretrainedEncoder:
+        """Return the pretrained encoder, which is loaded first if the object comes from a pickle or a model file."""
+        return self.encoder or reload_encoder(self.record, [self.path] if self.path else None)
 
-    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
+    def with_loaded_encoder(self, load_encoder: EncoderLoader, *, show_progress: bool) -> ColumnEmbedding:
         """Return a copy of the embedding with its pretrained network loaded."""
-        representation = open_representation(self.record)
-        return replace(self, representation=representation, show_progress=show_progress, path=representation.user_path)
+        encoder = load_encoder(self.record)
+        return replace(self, encoder=encoder, show_progress=show_progress, path=encoder.user_path)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a pickle, without the loaded network."""
-        return {**vars(self), "representation": None}
+        return {**vars(self), "encoder": None}
 
-    def describe(self) -> dict[str, object]:
+    def stored_values(self) -> dict[str, object]:
         """Return the record of the network and the scale as JSON values."""
         return {"representation": self.record.to_dict(), "scale": float(self.scale)}
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> ColumnEmbedding:
         """Restore the embedding from the untrusted entries of a model file. Its network is not loaded yet."""
-        record = RepresentationRecord.from_stored(UntrustedComponent(stored.get_entry("representation", dict), {}))
+        record = EncoderRecord.from_stored(UntrustedComponent(stored.get_entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
         return cls(record, stored.pop_tensor("centre", record.width).numpy(), scale)
 
@@ -315,35 +318,37 @@ class EmbeddedText(FittedColumn):
     def fit(
         cls,
         cells: np.ndarray,
-        representation: Representation,
+        encoder: PretrainedEncoder,
         *,
         show_progress: bool = False,
         words: Text | None = None,
-        secondary: bool = False,
+        has_other_columns: bool = False,
     ) -> EmbeddedText:
         """Fit a column of text to cells (n,), with the ``words`` if these are fitted to the same cells already.
 
-        If it is ``secondary``, because the table has other columns, the features get a smaller weight.
+        If the table ``has_other_columns``, the features get a smaller weight.
         """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
-        embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
-        return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_TEXT_WEIGHT if secondary else 1.0)
+        embedding = ColumnEmbedding.fit(encoder, present, show_progress=show_progress)
+        return cls(
+            embedding, Text.fit(cells) if words is None else words, SECONDARY_TEXT_WEIGHT if has_other_columns else 1.0
+        )
 
     @property
-    def feature_suffixes(self) -> tuple[str, ...]:
+    def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name: the dimensions of the embedding, then the components of the words."""
         meanings = (f" meaning {index + 1}" for index in range(self.embedding.record.width))
-        return (*meanings, *self.words.feature_suffixes)
+        return (*meanings, *self.words.feature_name_suffixes)
 
     @property
-    def block_sizes(self) -> list[int]:
+    def feature_block_sizes(self) -> list[int]:
         """The sizes of the blocks: the dimensions of the embedding, and the components of the words, if any."""
-        return [size for size in (self.embedding.record.width, len(self.words.feature_suffixes)) if size]
+        return [size for size in (self.embedding.record.width, len(self.words.feature_name_suffixes)) if size]
 
     @property
-    def standalone_block_sizes(self) -> list[int]:
+    def standalone_feature_block_sizes(self) -> list[int]:
         """A list of one number, the number of all features: a feature map (view) may use them without other columns."""
-        return [len(self.feature_suffixes)]
+        return [len(self.feature_name_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of texts (n,)."""
@@ -370,15 +375,13 @@ class EmbeddedText(FittedColumn):
         return "a text without a word that the model knows, treated as missing"
 
     @property
-    def record(self) -> RepresentationRecord:
+    def record(self) -> EncoderRecord:
         """The record that identifies the pretrained network."""
         return self.embedding.record
 
-    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
+    def with_loaded_encoder(self, load_encoder: EncoderLoader, *, show_progress: bool) -> EmbeddedText:
         """Return a copy of the column with its pretrained network loaded."""
-        return replace(
-            self, embedding=self.embedding.attach_representation(open_representation, show_progress=show_progress)
-        )
+        return replace(self, embedding=self.embedding.with_loaded_encoder(load_encoder, show_progress=show_progress))
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of class names (n,), in the same way as those of cells."""
@@ -386,21 +389,21 @@ class EmbeddedText(FittedColumn):
 
     def summary(self) -> str:
         """Summarize the network and the components of the words in one line, for users."""
-        words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
+        words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_name_suffixes else ""
         return f"text by {self.record.summary()}{words}"
 
-    def describe(self) -> dict[str, object]:
+    def stored_values(self) -> dict[str, object]:
         """Return the settings of the embedding and of the words, and the weight, as a dict of JSON values."""
-        return self.embedding.describe() | self.words.describe() | {"share": self.weight}
+        return self.embedding.stored_values() | self.words.stored_values() | {"share": self.weight}
 
-    def tensors(self) -> dict[str, np.ndarray]:
+    def stored_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays to store in a model file, by name: the mean embedding, "centre", and those of the words."""
-        return {"centre": self.embedding.mean, **self.words.tensors()}
+        return {"centre": self.embedding.mean, **self.words.stored_arrays()}
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> EmbeddedText:
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         embedding = ColumnEmbedding.restore(stored)
-        raise_unless(embedding.record.modality == "text", "a text column whose representation does not take texts")
+        raise_unless(embedding.record.modality == "text", "a text column whose encoder does not take texts")
         weight = stored.get_float("share", 1e-3, 1.0)
         return cls(embedding, Text.restore(stored), weight)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from protonet import InputError
 from protonet.embeddings.pictures import files as backbones
-from protonet.embeddings.pictures.files import embed_pictures, open_backbone
+from protonet.embeddings.pictures.files import embed_pictures, load_backbone
 from protonet.embeddings.pictures.reading import read_pixels
 from tests.embeddings.cases import write_folders
 
@@ -81,7 +81,7 @@ def test_backbones_of_all_formats_give_the_same_embeddings(tmp_path: Path, paths
     onnx = write_onnx(tmp_path / "net.onnx", ["n", 3, 8, 8], mean="0.5, 0.4, 0.3", std="[0.2, 0.3, 0.4]")
     np.testing.assert_allclose(embed_pictures(paths, onnx), x.mean(dim=(2, 3)).numpy(), rtol=1e-5, atol=1e-6)
     loose = write_onnx(tmp_path / "loose.onnx", ["n", 3, "h", "w"], size="8", mean="0.5 0.4 0.3", std="1")
-    result = open_backbone(loose).preprocessing
+    result = load_backbone(loose).preprocessing
     assert (result.height, result.width, result.mean, result.std) == (8, 8, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
 
 
@@ -144,4 +144,4 @@ def test_a_backbone_that_does_not_fit_is_refused(
     if made in shapes:
         write_onnx(path, shapes[made], axes=[3] if made == "map" else [2] if made == "flat" else None)
     with pytest.raises(InputError, match=message):
-        open_backbone(path, **options)
+        load_backbone(path, **options)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from protonet.embeddings.pictures.networks import open_extractor
+from protonet.embeddings.pictures.networks import load_extractor
 from protonet.errors import MissingPackageError
 from tests.embeddings.cases import draw
 
@@ -47,7 +47,7 @@ def save(network: nn.Module, path: Path) -> Path:
 
 
 def embed(backbone: str, **settings: Any) -> Tensor:
-    extractor = open_extractor(backbone, **settings)
+    extractor = load_extractor(backbone, **settings)
     return extractor.embed(torch.stack([extractor.preprocess(picture) for picture in PICTURES]))
 
 
@@ -81,11 +81,11 @@ def test_torchvision(libraries: Any, tmp_path: Path) -> None:
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
     for text in (f"torchvision:{name}", f"torchvision:{name}:{choice.name}"):
         assert torch.equal(embed(text), expected)
-        assert open_extractor(text).settings["tag"] == choice.name
+        assert load_extractor(text).settings["tag"] == choice.name
     torch.save(network.state_dict(), path)  # without the classifier
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
     with pytest.raises(ValueError, match="must end in a linear classifier, to be left out; got squeezenet1_1"):
-        open_extractor("torchvision:squeezenet1_1", weights=path)
+        load_extractor("torchvision:squeezenet1_1", weights=path)
 
 
 def cache_hub(folder: Path, repository: str, name: str, content: dict[str, Tensor]) -> None:
@@ -147,7 +147,7 @@ def test_weights_in_the_hubs_cache(libraries: Any, tmp_path: Path, monkeypatch: 
 )
 def test_unknown_networks_and_missing_weights_are_errors(libraries: Any, backbone: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"^`backbone` must .*{message}") as caught:
-        open_extractor(backbone)
+        load_extractor(backbone)
     assert "\n" not in str(caught.value)
 
 
@@ -160,17 +160,17 @@ def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -
     path = tmp_path / "w.pt"
     for backbone in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50"):
         with pytest.raises(ValueError, match=r"no such file: .*absent\.pt"):
-            open_extractor(backbone, weights=tmp_path / "absent.pt")
+            load_extractor(backbone, weights=tmp_path / "absent.pt")
         torch.save({"w": Hostile()}, path)
         with pytest.raises(ValueError, match=r"`(weights|backbone)` must be a (file of tensors|network that can be)"):
-            open_extractor(backbone, weights=path)
+            load_extractor(backbone, weights=path)
     for content, message in (
         ([1], r"be a file of tensors by name; got .*w\.pt of something else"),
         ({"conv1.weight": torch.zeros(1)}, r"have the weights of the network; got .*, where \d+ differ or are missing"),
     ):
         torch.save(content, path)
         with pytest.raises(ValueError, match=rf"^`weights` must {message}"):
-            open_extractor("torchvision:resnet18", weights=path)
+            load_extractor("torchvision:resnet18", weights=path)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])
@@ -178,4 +178,4 @@ def test_a_missing_library_is_an_error(library: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, library, None)
     message = rf"`{library}` must be installed\. Run pip install -e \"\.\[backbones\]\"\."
     with pytest.raises(MissingPackageError, match=message):
-        open_extractor(f"{library}:resnet18")
+        load_extractor(f"{library}:resnet18")

@@ -23,7 +23,6 @@ from protonet.embeddings.pictures.descriptors import (
 )
 from protonet.embeddings.pictures.reading import (
     IMAGE_SUFFIXES,
-    check_pictures,
     detect_broken_pictures,
     is_picture_path,
     list_pictures,
@@ -32,6 +31,7 @@ from protonet.embeddings.pictures.reading import (
     path_to_text,
     read_pixels,
     text_to_path,
+    warn_duplicate_pictures,
 )
 from tests.embeddings.cases import draw, write_folders
 
@@ -43,21 +43,21 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     draw("disc", 9).save(root / "disc" / ".hidden.png")
     draw("disc", 8).save(root / "loose.png")
     (root / "cross" / "notes.txt").write_text("no picture")
-    result = list_pictures(root, labelled=True)
+    result = list_pictures(root, require_labels=True)
     names = [path.relative_to(root).as_posix() for path in result.paths]
     assert names == ["cross/0.png", "cross/1.png", "disc/0.jpg", "disc/1.jpg", "disc/deep/9.png"]
-    assert result.class_names == ["cross"] * 2 + ["disc"] * 3
+    assert result.labels == ["cross"] * 2 + ["disc"] * 3
     assert result.notes == [
         "left out: 1 pictures beside the class folders",
         "not read: 1 of 7 files: 1 .txt (cross/notes.txt)",
     ]
-    everything = list_pictures(root, labelled=False)
-    assert everything.class_names == ["", *result.class_names]
-    flat = list_pictures(root / "cross", labelled=False)
+    everything = list_pictures(root, require_labels=False)
+    assert everything.labels == ["", *result.labels]
+    flat = list_pictures(root / "cross", require_labels=False)
     assert [path.name for path in flat.paths] == ["0.png", "1.png"]
-    assert flat.class_names is None
+    assert flat.labels is None
     with pytest.raises(InputError, match="must be a file or folder that exists"):
-        list_pictures(tmp_path / "none.png", labelled=False)
+        list_pictures(tmp_path / "none.png", require_labels=False)
     assert is_picture_path(tmp_path)
     assert is_picture_path(Path("a.JPEG"))
     assert not is_picture_path(Path("a.csv"))
@@ -87,7 +87,7 @@ def test_a_folder_without_pictures_or_classes_is_refused(tmp_path: Path) -> None
             if not name.endswith("x"):
                 draw("disc", 0).save(root / name, "PNG")
         with pytest.raises(InputError, match=message):
-            list_pictures(root, labelled=labelled)
+            list_pictures(root, require_labels=labelled)
 
 
 @pytest.mark.parametrize("labelled", [True, False])
@@ -97,8 +97,8 @@ def test_system_files_and_empty_folders_are_skipped(tmp_path: Path, labelled: bo
         (root / name).parent.mkdir(exist_ok=True, parents=True)
         (root / name).write_bytes(b"no picture")
     (root / "bare" / "deep").mkdir(parents=True)
-    result = list_pictures(root, labelled=labelled)
-    assert result.class_names == ["cross"] * 2 + ["disc"] * 2
+    result = list_pictures(root, require_labels=labelled)
+    assert result.labels == ["cross"] * 2 + ["disc"] * 2
     assert result.notes == ["left out: 2 class folders without a file: bare, empty"] * labelled
 
 
@@ -110,13 +110,13 @@ def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
     assert locate_split_folder(tmp_path, "other").name == "other"
     with pytest.raises(InputError, match=r"got test; .* has Training, other, val"):
         locate_split_folder(tmp_path, "test")
-    listing = list_pictures(tmp_path, labelled=True)
-    assert set(listing.class_names or []) == {"Training", "val", "other"}
+    listing = list_pictures(tmp_path, require_labels=True)
+    assert set(listing.labels or []) == {"Training", "val", "other"}
     (note,) = listing.notes
     assert note.startswith("warning: Training, val look like a split")
     (tmp_path / "other").rename(tmp_path / "Training" / "other")
     with pytest.raises(InputError, match=r"Training, val in .* look like a split"):
-        list_pictures(tmp_path, labelled=True)
+        list_pictures(tmp_path, require_labels=True)
 
 
 def test_skipped_files_are_counted_by_type(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_skipped_files_are_counted_by_type(tmp_path: Path) -> None:
         (root / name).write_bytes(b"another format")
     for suffix in IMAGE_SUFFIXES:
         draw("disc", 0).save(root / "disc" / f"x{suffix}", "PNG")
-    result = list_pictures(root, labelled=True)
+    result = list_pictures(root, require_labels=True)
     assert len(result.paths) == 2 + len(IMAGE_SUFFIXES)
     (note,) = result.notes
     assert f"4 of {6 + len(IMAGE_SUFFIXES)} files" in note
@@ -140,12 +140,12 @@ def test_names_that_are_not_utf8_become_text_and_paths_again(tmp_path: Path) -> 
     for name in names:
         draw("disc", 1).save(root / "disc" / os.fsdecode(name + b".png"))
     (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
-    result = list_pictures(root, labelled=True)
+    result = list_pictures(root, require_labels=True)
     texts = [path_to_text(path) for path in result.paths]
     assert all(text.encode().decode().isprintable() for text in texts)
     assert len(set(texts)) == len(names) + 2
     assert [text_to_path(text) for text in texts] == result.paths
-    assert set(result.class_names or []) == {"disc", "kr\\xe4he"}
+    assert set(result.labels or []) == {"disc", "kr\\xe4he"}
     assert any("4 paths not in UTF-8" in note for note in result.notes)
 
 
@@ -218,19 +218,19 @@ def test_equal_pixels_in_two_classes_are_reported(tmp_path: Path) -> None:
     with Image.open(root / "disc" / "0.jpg") as decoded:
         decoded.save(root / "cross" / "other.bmp")
     (root / "cross" / "twin.png").write_bytes((root / "cross" / "1.png").read_bytes())
-    paths, classes, _ = list_pictures(root, labelled=True)
+    paths, classes, _ = list_pictures(root, require_labels=True)
     assert classes is not None
-    (note,) = check_pictures(paths, classes)
+    (note,) = warn_duplicate_pictures(paths, classes)
     assert note.startswith("warning: 1 picture in more than one class")
     assert f"{root / 'cross' / 'other.bmp'} = {root / 'disc' / '0.jpg'}" in note
-    assert not check_pictures(paths, [""] * len(paths))
+    assert not warn_duplicate_pictures(paths, [""] * len(paths))
     turned = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))  # equal bytes, another shape
     turned.save(tmp_path / "a.png")
     Image.frombytes("L", (3, 4), turned.tobytes()).save(tmp_path / "b.png")
-    assert not check_pictures([tmp_path / "a.png", tmp_path / "b.png"], ["a", "b"])
+    assert not warn_duplicate_pictures([tmp_path / "a.png", tmp_path / "b.png"], ["a", "b"])
     (root / "disc" / "1.jpg").write_bytes(b"")
     with pytest.raises(InputError, match=r"1\.jpg \(.*--skip-broken"):
-        check_pictures(paths, classes)
+        warn_duplicate_pictures(paths, classes)
 
 
 def test_broken_pictures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,13 +245,13 @@ def test_broken_pictures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             read_pixels(path, 8, 8)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
     with pytest.raises(InputError, match=r"0\.jpg \(more than 1,400 pixels\)"):
-        check_pictures([full], ["disc"])
+        warn_duplicate_pictures([full], ["disc"])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_number_of_threads_does_not_change_the_order(tmp_path: Path, threads: int) -> None:
     root = write_folders(tmp_path / "root", per_class=3)
-    paths = list_pictures(root, labelled=True).paths * 12
+    paths = list_pictures(root, require_labels=True).paths * 12
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -314,7 +314,7 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
     spectrum, filters = torch.fft.fft2(grey), morlet_filter_spectra()
     response = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
     expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells_per_side).flatten()
-    result = first.view(DESCRIPTORS.filter_scales, DESCRIPTORS.filter_orientations, -1)[1, 3]
+    result = first.view(DESCRIPTORS.n_filter_scales, DESCRIPTORS.n_filter_orientations, -1)[1, 3]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     # of the second scale, turned by 2, to the first one's at 3: the means are over every other pixel
     finer = torch.fft.ifft2(spectrum * filters[0, 3]).abs()

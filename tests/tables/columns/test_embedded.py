@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.embeddings.opening import open_representation
-from protonet.embeddings.representation import Representation, RepresentationRecord
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
+from protonet.embeddings.loading import load_encoder
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
@@ -28,13 +28,13 @@ CELLS = np.array(
 )
 BLANK = [2, 4, 7]
 #: The record of a stand-in for a network, which computes with file names.
-PICTURES = RepresentationRecord("net.onnx", "picture", 3, "a" * 64, "")
+PICTURES = EncoderRecord("net.onnx", "picture", 3, "a" * 64, "")
 
 
 @pytest.fixture
-def words() -> Representation:
+def words() -> PretrainedEncoder:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
-    return open_representation("words")
+    return load_encoder("words")
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def round_trip(encoding: Encoding) -> Encoding:
     return Encoding.restore(json.loads(json.dumps(described)), tensors)
 
 
-def test_text_features_are_embedding_and_words(words: Representation) -> None:
+def test_text_features_are_embedding_and_words(words: PretrainedEncoder) -> None:
     column = EmbeddedText.fit(CELLS, words)
     x = column.encode(CELLS)
     width, present = words.record.width, np.setdiff1d(np.arange(len(CELLS)), BLANK)
     assert x.dtype == np.float32
-    assert x.shape == (len(CELLS), len(column.feature_suffixes)) == (len(CELLS), sum(column.block_sizes))
+    assert x.shape == (len(CELLS), len(column.feature_name_suffixes)) == (len(CELLS), sum(column.feature_block_sizes))
     embedded = x[present, :width].astype(np.float64)
     np.testing.assert_allclose(embedded.mean(axis=0), 0, atol=1e-6)
     assert embedded.var(axis=0).sum() == pytest.approx(1, abs=1e-5)
@@ -68,14 +68,14 @@ def test_text_features_are_embedding_and_words(words: Representation) -> None:
     np.testing.assert_array_equal(x[:, width:], WORD_COMPONENTS_WEIGHT * Text.fit(CELLS).encode(CELLS))
     bare = EmbeddedText.fit(CELLS, words, words=Text.fit(CELLS[:0]))
     np.testing.assert_array_equal(bare.encode(CELLS), x[:, :width])
-    assert bare.block_sizes == [width]
+    assert bare.feature_block_sizes == [width]
     assert column.summary().startswith("text by words (24143450), 256 numbers, and ")
     assert column.summary().endswith(" words and character n-grams")
     assert bare.summary() == "text by words (24143450), 256 numbers"
     assert np.isfinite(EmbeddedText.fit(CELLS[2:3], words).encode(CELLS)).all()  # nothing varies
 
 
-def test_unread_texts_are_encoded_as_missing(words: Representation) -> None:
+def test_unread_texts_are_encoded_as_missing(words: PretrainedEncoder) -> None:
     column = EmbeddedText.fit(CELLS, words)
     unread = np.array(["", "😀", "这个包裹来得很晚", "...."], object)
     x = column.encode(unread)
@@ -84,7 +84,7 @@ def test_unread_texts_are_encoded_as_missing(words: Representation) -> None:
     assert not column.is_invalid(CELLS).any()
 
 
-def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
+def test_texts_round_trip_bit_for_bit(words: PretrainedEncoder) -> None:
     fitted = [EmbeddedText.fit(CELLS, words, words=fitted_words) for fitted_words in (None, Text.fit(CELLS[:0]))]
     encoding = Encoding((*fitted, Text.fit(CELLS)))
     x = encoding.encode([CELLS] * 3)
@@ -92,19 +92,19 @@ def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
     assert restored.describe_columns()[0] == encoding.describe_columns()[0]
     column = restored.columns[0]
     assert isinstance(column, EmbeddedText)
-    assert column.embedding.representation is None
+    assert column.embedding.encoder is None
     np.testing.assert_array_equal(restored.encode([CELLS] * 3), x)  # opened on demand
     np.testing.assert_array_equal(
-        column.attach_representation(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
+        column.with_loaded_encoder(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
     )
-    assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.column_sizes
+    assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.n_features_per_column
     copied = pickle.loads(pickle.dumps(fitted[0]))
-    assert copied.embedding.representation is None  # no network
+    assert copied.embedding.encoder is None  # no network
     np.testing.assert_array_equal(copied.encode(CELLS), fitted[0].encode(CELLS))
 
 
 def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) -> None:
-    representation = Representation(PICTURES, measure_paths)
+    representation = PretrainedEncoder(PICTURES, measure_paths)
     column = Picture.fit(pictures, representation)
     encoding = Encoding((column,))
     x = encoding.encode([pictures])
@@ -117,7 +117,7 @@ def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) ->
     (restored,) = round_trip(encoding).columns
     assert isinstance(restored, Picture)
     np.testing.assert_array_equal(
-        restored.attach_representation(lambda _: representation, show_progress=False).encode(pictures), x
+        restored.with_loaded_encoder(lambda _: representation, show_progress=False).encode(pictures), x
     )
     for copied in (restored, pickle.loads(pickle.dumps(column))):  # only files that the user named are opened again
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
@@ -130,7 +130,7 @@ def test_secondary_texts_are_tf_idf_rows_of_unit_norm() -> None:
     vocabulary = [" car", "ard", "card ", " card ", "cart", "new", "w", " ne", "ca", " a  new "]
     rng = np.random.default_rng(0)
     scales, basis, mean = (rng.random(shape).astype(np.float32) + 1 for shape in (10, (10, 2), 2))
-    column = Text(tuple(vocabulary), scales, basis, mean, apart=False)
+    column = Text(tuple(vocabulary), scales, basis, mean, normalize_separately=False)
     counts = np.zeros((len(cells), len(vocabulary)))
     for row, cell in enumerate(cells):
         for word in re.findall(r"\w+", cell.lower()):
@@ -148,7 +148,7 @@ def test_secondary_texts_are_tf_idf_rows_of_unit_norm() -> None:
     np.testing.assert_array_equal(again.encode(cells), column.encode(cells))
 
 
-def test_invalid_descriptions_are_refused(words: Representation) -> None:
+def test_invalid_descriptions_are_refused(words: PretrainedEncoder) -> None:
     described, tensors = Encoding((EmbeddedText.fit(CELLS, words),)).describe_columns()
     record = words.record.to_dict()
     spoiled: list[Any] = [{"representation": value} for value in (None, "words", {}, record | {"width": 7})]
@@ -160,6 +160,6 @@ def test_invalid_descriptions_are_refused(words: Representation) -> None:
     for name in tensors:
         with pytest.raises(ValueError, match=f"no tensor {name}"):
             Encoding.restore(described, {key: tensor for key, tensor in tensors.items() if key != name})
-    picture = described[0] | Picture().describe() | {"kind": "picture"}
+    picture = described[0] | Picture().stored_values() | {"kind": "picture"}
     with pytest.raises(ValueError, match="does not take pictures"):
         Encoding.restore([picture], {"0.centre": torch.zeros(words.record.width)})

@@ -161,7 +161,7 @@ def test_few_rows() -> None:
         assert column.kind == kind
         assert np.isfinite(column.encode(objects(cells))).all()
     assert infer_column_type(objects(["a"])).drop_reason == "constant"
-    levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_levels + 1)]
+    levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_category_levels + 1)]
     assert infer(objects(levels[:-1])).kind == "category"
     assert infer_column_type(objects(levels)).column is None  # a name for each row
 

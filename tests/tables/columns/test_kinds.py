@@ -59,12 +59,12 @@ def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None
     column: FittedColumn = column_class.fit(cells)
     x = column.encode(cells)
     assert x.dtype == np.float32
-    assert x.shape == (60, len(set(column.feature_suffixes)))
-    assert sum(column.block_sizes) == len(column.feature_suffixes)
+    assert x.shape == (60, len(set(column.feature_name_suffixes)))
+    assert sum(column.feature_block_sizes) == len(column.feature_name_suffixes)
     assert not column.is_invalid(cells).any()
     assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
     assert column.summary().startswith(column.kind)
-    assert column.is_fully_numeric == (column_class is Numeric and len(column.feature_suffixes) == 1)
+    assert column.is_fully_numeric == (column_class is Numeric and len(column.feature_name_suffixes) == 1)
     # The linear time of dates, without their cycles on circles.
     variance = x[:, : 1 if column_class is Date else None].var(axis=0).sum()
     assert 0.2 < variance < 2.5
@@ -102,9 +102,9 @@ def test_cells_and_their_text_are_encoded_alike() -> None:
     for column_class, values, written in ((Category, numeric, texts), (Date, dates64, cells)):
         assert np.array_equal(column_class.fit(values).encode(written), column_class.fit(written).encode(values))
     assert Category.fit(texts).summary() == "category: missing, 1, 2"
-    assert Category.fit(objects("no", "yes", "yes")).feature_suffixes == ("=yes",)
+    assert Category.fit(objects("no", "yes", "yes")).feature_name_suffixes == ("=yes",)
     column = Date.fit(cells)
-    assert column.feature_suffixes[-1] == " missing"
+    assert column.feature_name_suffixes[-1] == " missing"
     assert column.summary().endswith("20 % missing")
     assert column.is_invalid(objects("2020-01-01", "red", "")).tolist() == [False, True, False]
 
@@ -117,7 +117,7 @@ class TestNumeric:
         x = column.encode(VALUES)
         np.testing.assert_allclose(x[:, 0], (filled - filled.mean()) / filled.std(), atol=1e-5)
         np.testing.assert_allclose(x[:, 1], (missing - missing.mean()) / missing.std(), atol=1e-6)
-        assert column.feature_suffixes == ("", " missing")
+        assert column.feature_name_suffixes == ("", " missing")
         assert np.array_equal(column.comparable_values(VALUES), filled)
         assert not np.isnan(column.comparable_values(VALUES.astype(np.float32))).any()
         assert column.comparable_values(VALUES.astype(np.float32)).dtype == np.float32
@@ -222,7 +222,7 @@ class TestEncoding:
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
-        assert encoding.column_sizes == [1, 1]
+        assert encoding.n_features_per_column == [1, 1]
         assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
 
 
@@ -248,9 +248,9 @@ def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
     rows = [objects("a", "", "2020-01-01"), np.array([1.0, math.nan, 3.0])]
     for column in encoding.columns:
         for cells in rows:
-            assert column.encode(cells).shape == (3, len(column.feature_suffixes))
+            assert column.encode(cells).shape == (3, len(column.feature_name_suffixes))
         assert column.summary()
-    assert len(encoding.column_sizes) == len(encoding.columns)
+    assert len(encoding.n_features_per_column) == len(encoding.columns)
 
 
 def test_invalid_descriptions_and_tensors_are_refused() -> None:

@@ -232,7 +232,7 @@ class TestIntervals:
             (["1,000-1,500", "1,500-2,000", "2,000+"], SEMICOLON_FILE_FORMATS, [1.25, 1.75, 2.0]),
             (["$1.5-2.5", "$2.5-3.5", "over $3.5"], SEMICOLON_FILE_FORMATS, [2.0, 3.0, 3.5]),
         ):
-            column = infer_column_type(objects(*cells), order=order).column
+            column = infer_column_type(objects(*cells), format_order=order).column
             assert isinstance(column, Numeric)
             assert column.comparable_values(objects(*cells)).tolist() == pytest.approx([*midpoints])
 

