@@ -53,13 +53,13 @@ OUTPUT_FILE_CONTENTS = {
     "markdown": "the tables",
     "report": "a report for the browser, .html: one file, without network; with it, --json has its figures as well",
 }
-PROTOCOLS = ("episodes", "generalized", "meta-dataset")
+EPISODE_PROTOCOLS = ("episodes", "generalized", "meta-dataset")
 EVALUATE_EXAMPLES = (
     "python -m protonet.episodes --dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
     "python -m protonet.episodes --dataset features.npz --method mine.py:classify protonet",
     "python -m protonet.episodes train -o encoder.safetensors; then --encoder encoder.safetensors",
 )
-SIDE_CHOICES = ("novel", "validation", "base", "all")
+SPLIT_SIDE_CHOICES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> CommandParser:
@@ -69,12 +69,12 @@ def make_parser() -> CommandParser:
         "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
         EVALUATE_EXAMPLES,
     )
-    parser.write_appendix = _describe_methods
+    parser.write_appendix = _format_help_appendix
     add = parser.add_argument
     text = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, KIND:ROOT"
     add("--dataset", nargs="+", default=["glyphs"], metavar="DATA", help=f"{text}; several for a table of all")
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
-    add("--side", choices=SIDE_CHOICES, metavar="SIDE", help=text)
+    add("--side", choices=SPLIT_SIDE_CHOICES, metavar="SIDE", help=text)
     add("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
     add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
     add("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1); 1,5 evaluates both")
@@ -109,7 +109,7 @@ def make_parser() -> CommandParser:
     add = parser.add_expert_group("episodes").add_argument
     add("--list-presets", action="store_true", help="list presets, and do nothing else")
     text = "episodes (default); generalized: base classes beside novel ones; meta-dataset: its ways and shots"
-    add("--protocol", choices=PROTOCOLS, default="episodes", help=text)
+    add("--protocol", choices=EPISODE_PROTOCOLS, default="episodes", help=text)
     add("--unequal", action="store_true", help="draw the number of shots for each class alone")
     text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
     add("--imbalance", action=NumberOption, metavar="A", help=text)
@@ -141,7 +141,7 @@ def make_parser() -> CommandParser:
     return parser
 
 
-def _describe_methods() -> str:
+def _format_help_appendix() -> str:
     """Format the end of the text of ``--help-all``: kinds of data sets, methods and further commands."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
@@ -165,7 +165,7 @@ other commands:
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
 
 
-def run(arguments: Sequence[str] | None) -> None:
+def run_evaluate_command(arguments: Sequence[str] | None) -> None:
     """Run an evaluation from its command line, or print a list of methods, presets or classes if an option asks for it.
 
     With None, the arguments are read from ``sys.argv``.
@@ -186,10 +186,10 @@ def run(arguments: Sequence[str] | None) -> None:
         preset = PRESETS[check_known_name("--preset", options.preset, PRESETS)].options.split()
         options = parser.parse_args([*preset, *words])
 
-    def list_given_options(some: Sequence[str]) -> set[str]:
-        """Return the names of the options that the words ``some`` of a command line set."""
+    def list_given_options(given_words: Sequence[str]) -> set[str]:
+        """Return the names of the options that ``given_words`` of a command line set."""
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
-        return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
+        return {name for name, value in vars(parser.parse_args(given_words, unset)).items() if value is not None}
 
     with _print_traceback_of_cause(options):
         _run_evaluations(options, list_given_options(words), list_given_options(preset))
@@ -206,8 +206,8 @@ def _print_traceback_of_cause(options: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
-    """Check the options that name files; return the output paths by option name (empty except in the first process)."""
+def _get_output_paths(options: argparse.Namespace) -> dict[str, Path]:
+    """Return output paths by option name, after a check of all options that name files; empty in further processes."""
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -241,7 +241,7 @@ def _run_evaluations(
     options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
 ) -> None:
     """Run the evaluations that the options describe: one for each data set and number of shots."""
-    outputs = _check_path_options(options)
+    outputs = _get_output_paths(options)
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
@@ -252,7 +252,7 @@ def _run_evaluations(
 
     methods = MethodsPlan(
         fixed_methods=[choose_method(text) for text in options.method if text != "all"],
-        all_methods="all" in options.method,
+        include_all="all" in options.method,
         tuning_grids=[choose_grid(text) for text in options.tune],
         reference_method=None if options.against is None else choose_method(options.against, "against"),
     )
@@ -293,13 +293,13 @@ class Subcommand:
     """A command such as ``train``, whose module is imported only after its arguments have been checked."""
 
     parse_arguments: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
-    function: str  #: The module below `protonet.episodes` and the name of its function of the parsed options.
-    argument_names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
+    function_path: str  #: The module below `protonet.episodes` and the name of its function of the parsed options.
+    option_names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
 
     def run(self, arguments: Sequence[str] | None) -> None:
         """Parse and check the command's arguments, import its module and run the command."""
         options = self.parse_arguments(arguments)
-        run_command = resolve_name(f"protonet.episodes.{self.function}")
+        run_command = resolve_name(f"protonet.episodes.{self.function_path}")
         with _print_traceback_of_cause(options):
             run_command(options)
 
@@ -314,10 +314,10 @@ SUBCOMMANDS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command of ``SUBCOMMANDS`` that the first argument names, or an evaluation; return the exit code."""
-    prog, command, names = EVALUATE_PROG, run, OPTION_NAMES
+    prog, command, names = EVALUATE_PROG, run_evaluate_command, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments
-        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].argument_names}
+        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].option_names}
 
     def run_subcommand(given: Sequence[str] | None) -> None:
         with renamed_arguments(**names):

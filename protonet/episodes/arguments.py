@@ -34,7 +34,7 @@ from protonet.ui.command_line import (
 )
 
 #: For each option of ``train`` that is a whole number: its smallest value, its default and its help text.
-INTEGER_OPTIONS = {
+TRAIN_INTEGER_OPTIONS = {
     "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
     "shot": (1, 1, "support rows per class"),
     "query": (1, 1, "query rows per class"),
@@ -46,20 +46,20 @@ INTEGER_OPTIONS = {
 }
 #: Defaults for the objectives feat, maml and anil, whose papers train on episodes like those of the evaluation.
 EPISODIC_DEFAULTS = {"way": 5, "query": 15, "episodes-per-step": 4}
-#: For each objective, the defaults that differ from ``INTEGER_OPTIONS``. Snell et al. train on 30 classes for 1-shot
-#: mini-ImageNet.
+#: For each objective, the defaults that differ from ``TRAIN_INTEGER_OPTIONS``. Snell et al. train on 30 classes for
+#: 1-shot mini-ImageNet.
 OBJECTIVE_DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict.fromkeys(
     ("feat", "maml", "anil"), EPISODIC_DEFAULTS
 )
 INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Only MAML and ANIL have these options.
-#: The ``INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
-HELP_TRAIN_OPTIONS = ("way", "shot", "steps", "seed")
+#: The ``TRAIN_INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
+TRAIN_OPTIONS_IN_HELP = ("way", "shot", "steps", "seed")
 TRAIN_EXAMPLES = (
     "python -m protonet.episodes train -o encoder.safetensors",
     "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
     "python -m protonet.episodes train --resume -o encoder.safetensors",
 )
-CLIP_TEMPLATE = "a photo of a {}."  #: CLIP's prompt, with braces for the name of a class.
+CLIP_PROMPT_TEMPLATE = "a photo of a {}."  #: CLIP's prompt, with braces for the name of a class.
 PICTURE_BATCH_SIZE = 64  #: By default, ``extract`` embeds this many pictures or texts at a time.
 EXTRACT_EXAMPLES = (
     f"python -m {EVALUATE_PROG} extract pictures/ --backbone net.onnx -o features.npz",
@@ -133,11 +133,11 @@ def make_train_parser() -> CommandParser:
     add("--resume", action="store_true", help=text)
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
-    for name, (low, default, text) in INTEGER_OPTIONS.items():
+    for name, (low, default, text) in TRAIN_INTEGER_OPTIONS.items():
         high = 2**63 - 1 if name == "seed" else MAX_COUNT_SETTING
         other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
         other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
-        add_option = add if name in HELP_TRAIN_OPTIONS else episodes
+        add_option = add if name in TRAIN_OPTIONS_IN_HELP else episodes
         help_text = f"{text} (default {default}{other})"
         add_option(f"--{name}", action=IntegerOption, low=low, high=high, help=help_text)
 
@@ -180,7 +180,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         check_known_name("--backbone", options.backbone, BACKBONES)
     objective = check_known_name("--objective", options.objective, OBJECTIVES)
     integers: dict[str, Any] = {}
-    for name, (_, default, _) in INTEGER_OPTIONS.items():
+    for name, (_, default, _) in TRAIN_INTEGER_OPTIONS.items():
         field = name.replace("-", "_")
         given = getattr(options, field)
         integers[field] = OBJECTIVE_DEFAULTS.get(objective, {}).get(name, default) if given is None else given
@@ -209,12 +209,12 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         raise_input_error(option, "be of the objectives maml and anil", f"that of {objective}", "Leave it out.")
     options.plan = plan
     is_main = os.environ.get("RANK", "0") == "0"  # torchrun starts several processes; only the first one writes
-    options.paths = _check_train_outputs(options) if is_main else {}
+    options.paths = _get_train_output_paths(options) if is_main else {}
     return options
 
 
-def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
-    """Check that ``train`` can write its output files; return their paths by "output" and "log"."""
+def _get_train_output_paths(options: argparse.Namespace) -> dict[str, Path]:
+    """Return the paths of the files to write, by "output" and "log"; raise an InputError if they cannot be written."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
@@ -353,7 +353,7 @@ def make_extract_parser() -> CommandParser:
     add("--image-size", action=IntegerOption, low=1, help=text)
     add = parser.add_expert_group("texts").add_argument
     text = "texts of a class, with {} for its name; several are averaged where they are used "
-    text += f"(default: {CLIP_TEMPLATE})"
+    text += f"(default: {CLIP_PROMPT_TEMPLATE})"
     add("--template", nargs="+", metavar="TEXT", help=text)
     text = "a line for each class: its name, a comma, tab or space, and its words; only the first of several is taken"
     add("--names", metavar="FILE", help=text)
@@ -376,8 +376,8 @@ def parse_extract_arguments(arguments: Sequence[str] | None) -> argparse.Namespa
         raise_input_error("--names" if options.names else "--template", "come with --texts", "none", "Leave it out.")
     if options.texts and options.maps:
         raise_input_error("--maps", "come without --texts", "both", "Leave one of the two out.")
-    options.template = options.template or [CLIP_TEMPLATE]
+    options.template = options.template or [CLIP_PROMPT_TEMPLATE]
     if bad := [template for template in options.template if template.count("{}") != 1]:
-        remedy = f"Pass one such as {CLIP_TEMPLATE!r}."
+        remedy = f"Pass one such as {CLIP_PROMPT_TEMPLATE!r}."
         raise_input_error("--template", "have one {} for the name", repr(bad[0]), remedy)
     return options

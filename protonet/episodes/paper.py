@@ -22,7 +22,7 @@ from protonet.episodes.evaluation.report import (
     format_latex_cell,
     format_latex_table,
     format_summary_tables,
-    write_figure,
+    write_accuracy_figure,
 )
 from protonet.episodes.evaluation.several import SuiteMember, run_suite
 from protonet.episodes.evaluation.statistics import (
@@ -76,14 +76,14 @@ class PaperWriter:
     """Writes the tables, the figure and the appendix of a paper from its evaluations, one for each number of shots."""
 
     folder: Path  #: The folder to write to.
-    command: str  #: The command line as text, for the appendix.
+    command_line: str  #: The command line as text, for the appendix.
     method_grids: Sequence[Sequence[ChosenMethod]]
     """For each method its candidate settings; the new method is the first."""
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
         """Print a table of results for each number of shots, and write tables, figure and appendix to files."""
         keys = {choice.name: choice.key for grid in self.method_grids for choice in grid if len(grid) > 1}
-        summaries = adjust_summaries([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
+        summaries = adjust_summary_p_values([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
             ((header, rows),) = format_summary_tables(summary)
@@ -95,7 +95,7 @@ class PaperWriter:
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(format_latex_table(*table) for table in tables))
         titles = (f"{member.shot}-shot" for member in members)
-        write_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
+        write_accuracy_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
         paragraphs = self.describe_experiments(members, evaluations, n_pairs)
         quoted = ((title, re.sub('"(.*?)"', r"``\1''", format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
@@ -138,7 +138,7 @@ class PaperWriter:
         text += f"p-values are of paired t tests, adjusted by Holm for all {n_pairs} comparisons together."
         yield "Statistics", text
         versions = ", ".join(f"{package} {version}" for package, version in first.versions.items())
-        yield "Software", f"{versions}, on {settings.get('device', 'cpu')}. {self.command}"
+        yield "Software", f"{versions}, on {settings.get('device', 'cpu')}. {self.command_line}"
 
 
 def _describe_method(grid: Sequence[ChosenMethod]) -> str:
@@ -178,7 +178,7 @@ def rename_methods(summary: EvaluationSummary, keys: Mapping[str, str]) -> Evalu
     return EvaluationSummary(settings, summary.n_episodes, methods, pairs)
 
 
-def adjust_summaries(summaries: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
+def adjust_summary_p_values(summaries: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
     """Adjust p-values by Holm's procedure for the comparisons of all summaries together; return new summaries."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     over_classes = iter(adjust_p_values([pair.p_value_classes for pair in pairs]))

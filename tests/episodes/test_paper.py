@@ -20,7 +20,7 @@ from protonet.episodes.evaluation.statistics import (
     adjust_p_values,
     compare_method_pairs,
 )
-from protonet.episodes.paper import adjust_summaries, rename_methods
+from protonet.episodes.paper import adjust_summary_p_values, rename_methods
 from tests.episodes.cases import Command
 
 MINE = """
@@ -159,7 +159,7 @@ def summary_of(seed: int) -> EvaluationSummary:
 
 def test_p_values_of_all_tables_are_adjusted_together() -> None:
     summaries = [summary_of(seed) for seed in (0, 1)]
-    together = adjust_summaries([rename_methods(summary, {"b": "renamed"}) for summary in summaries])
+    together = adjust_summary_p_values([rename_methods(summary, {"b": "renamed"}) for summary in summaries])
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     adjusted = [pair for summary in together for pair in summary.comparisons]
     assert [pair.p_holm_episodes for pair in adjusted] == adjust_p_values([pair.p_value_episodes for pair in pairs])

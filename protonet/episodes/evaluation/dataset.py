@@ -25,7 +25,7 @@ from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_known_name
 
 #: For arguments of functions called by `evaluate_dataset`, its own argument, so that error messages can name it.
-ARGUMENT_NAMES = {
+ARGUMENT_NAMES_IN_ERRORS = {
     **{name: f"config.{name}" for name in ("way", "shot", "n_query", "imbalance")},
     **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors")},
     "dataset": "data",
@@ -112,7 +112,7 @@ def evaluate_dataset(
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     check_device("device", device)
-    with renamed_arguments(**ARGUMENT_NAMES):
+    with renamed_arguments(**ARGUMENT_NAMES_IN_ERRORS):
         check_known_name("normalize", normalize, ROW_NORMALIZATIONS)
         if side is not None:
             check_known_name("side", side, (*SPLIT_SIDES, "all"))

@@ -41,15 +41,15 @@ MAX_EPISODES_PER_BATCH = 64
 FIRST_EPISODE_BATCH_ENDS = (1, 4, 16, 64)
 #: If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead per
 #: batch would take most of the time.
-MAX_NARROW_FEATURES = 160
+MAX_FEATURES_FOR_LARGE_BATCHES = 160
 #: The number of feature values of episodes (rows times features) that a method gets at a time: most methods are fastest
 #: while these fit into the processor's caches. With twice as many, methods with many small steps are 15 % faster and
 #: the others slower.
-FEATURES_PER_BLOCK = 2**21
+FEATURE_VALUES_PER_CALL = 2**21
 #: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
 #: a time, to limit the memory.
-MAX_AUROC_COMPARISONS = 2**27
-MIN_QUERIES_PER_BLOCK = 1024  #: Inductive methods classify at least this many queries at a time.
+MAX_DOT_PRODUCTS_PER_CALL = 2**27
+MIN_QUERIES_PER_CALL = 1024  #: Inductive methods classify at least this many queries at a time.
 #: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
 #: returning them to the system.
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
@@ -62,8 +62,9 @@ class EpisodeScores:
     """The scores of one method in each episode, in the order of the episodes' numbers.
 
     Known queries are those of the episode's classes; open queries are of other classes, and should be detected as such.
-    Tensors are (episodes,) float64 in [0, 1] unless stated otherwise. ``base``, ``novel`` and ``harmonic`` are NaN if
-    episodes have no base classes; ``auroc``, ``fpr95`` and ``oscr`` are NaN if they have no open queries.
+    Tensors are (episodes,) float64 in [0, 1] unless stated otherwise. ``base_accuracy``, ``novel_accuracy`` and
+    ``harmonic_mean`` are NaN if episodes have no base classes; ``auroc``, ``fpr95`` and ``oscr`` are NaN if they have
+    no open queries.
 
     Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5,
         for base and novel classes. https://arxiv.org/abs/1906.02944
@@ -71,19 +72,19 @@ class EpisodeScores:
 
     accuracy: Tensor  #: The fraction of known queries that are classified correctly.
     #: (episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class.
-    by_shot: Tensor
+    accuracy_by_shot: Tensor
     auroc: Tensor  #: The area under the ROC curve of known against open queries, scored by their highest logit.
     fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
     #: The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
     #: classified correctly against the fraction of open queries that are accepted as known.
     oscr: Tensor
-    base: Tensor  #: The accuracy on queries of base classes.
-    novel: Tensor  #: The accuracy on queries of novel classes.
-    harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
+    base_accuracy: Tensor  #: The accuracy on queries of base classes.
+    novel_accuracy: Tensor  #: The accuracy on queries of novel classes.
+    harmonic_mean: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
     #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
-    predicted: Tensor
+    predicted_classes: Tensor
     #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.count_confidence_bins`.
-    bins: Tensor
+    confidence_bins: Tensor
 
 
 #: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes.
@@ -168,7 +169,7 @@ def evaluate(
         for batch in split_by_size(sampled):
             rows = (batch.support_ids, batch.query_ids, batch.unlabelled_ids)
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
-            size = max(1, FEATURES_PER_BLOCK // features_per_episode)
+            size = max(1, FEATURE_VALUES_PER_CALL // features_per_episode)
             positions.append(batch.episode_positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
@@ -243,7 +244,7 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
     """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
-    return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_NARROW_FEATURES else MAX_EPISODES_PER_BATCH
+    return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_FEATURES_FOR_LARGE_BATCHES else MAX_EPISODES_PER_BATCH
 
 
 def is_batch_end(n_episodes: int, batch_size: int) -> bool:
@@ -257,20 +258,20 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
     if not isinstance(spec, MethodSpec):  # from outside the package
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
-            logits = _check_logits(name, method(hidden), episodes, episode_ids)
+            logits = _convert_logits(name, method(hidden), episodes, episode_ids)
         return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
     products_per_query = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])
     # Inductive methods get many queries block by block, to save memory.
-    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_AUROC_COMPARISONS // (n_episodes * products_per_query))
+    max_queries = max(MIN_QUERIES_PER_CALL, MAX_DOT_PRODUCTS_PER_CALL // (n_episodes * products_per_query))
     if n_queries <= max_queries or spec.transductive:
-        return _check_logits(name, method(episodes), episodes, episode_ids)
+        return _convert_logits(name, method(episodes), episodes, episode_ids)
     blocks = (method(episodes.select_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
     logits = torch.cat([block.transpose(1, 2) for block in blocks], dim=2).transpose(1, 2)
-    return _check_logits(name, logits, episodes, episode_ids)
+    return _convert_logits(name, logits, episodes, episode_ids)
 
 
-def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
+def _convert_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
     """Convert a method's logits to float32 unless they are float64; raise an InputError for wrong shapes or values."""
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
@@ -307,19 +308,19 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         shots = torch.arange(shot[0], shot[1] + 1, device=logits.device)
         counts = (query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
-    scores = dict.fromkeys((*OPEN_SET_MEASURES, *GENERALIZED_MEASURES), torch.full_like(accuracy, math.nan))
+    scores = dict.fromkeys((*OPEN_SET_MEASURES, *GENERALIZED_MEASURES.values()), torch.full_like(accuracy, math.nan))
     if n_known < logits.shape[2]:
         highest = logits.amax(dim=1)
         scores["auroc"] = open_set_auroc(highest, n_known)
-        scores["fpr95"] = false_positive_rate(highest, n_known)
+        scores["fpr95"] = open_set_fpr95(highest, n_known)
         scores["oscr"] = open_set_auroc(highest, n_known, right)
     if config.n_base_classes:  # base classes come first
         is_base = query_labels[:, :n_known] < config.n_base_classes
         base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
         harmonic = 2 * base * novel / (base + novel).clamp_min(QUERY_COUNT_TOLERANCE)
-        scores |= {"base": base, "novel": novel, "harmonic": harmonic}
-    bins = count_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
-    scores |= {"accuracy": accuracy, "by_shot": by_shot, "predicted": predicted, "bins": bins}
+        scores |= {"base_accuracy": base, "novel_accuracy": novel, "harmonic_mean": harmonic}
+    scores |= {"accuracy": accuracy, "accuracy_by_shot": by_shot, "predicted_classes": predicted}
+    scores["confidence_bins"] = count_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
     for name, values in scores.items():
         scores[name] = values.cpu()
     return EpisodeScores(**scores)
@@ -350,7 +351,7 @@ def open_set_auroc(scores: Tensor, n_known: int, correct: Tensor | None = None) 
     return 0.5 * ((1 + difference.sign()) * correct[..., None]).mean(dim=(1, 2), dtype=torch.float64)
 
 
-def false_positive_rate(scores: Tensor, n_known: int) -> Tensor:
+def open_set_fpr95(scores: Tensor, n_known: int) -> Tensor:
     """Compute the false positive rate of open queries at a true positive rate of 95 %, (episodes,) float64.
 
     It is the fraction of open queries whose score reaches the threshold that 95 % of the known queries reach. Arguments
@@ -374,10 +375,10 @@ def concatenate_scores(batches: Sequence[EpisodeScores], order: Tensor | slice =
 
     ``order`` has the index of each episode of the result among the joined episodes; by default they keep their order.
     """
-    by_episode = [name for name in vars(batches[0]) if name != "bins"]
+    by_episode = [name for name in vars(batches[0]) if name != "confidence_bins"]
     joined = {name: torch.cat([getattr(batch, name) for batch in batches])[order] for name in by_episode}
     # One after another, so that sums of sums are the same numbers.
-    return EpisodeScores(**joined, bins=reduce(torch.add, [batch.bins for batch in batches]))
+    return EpisodeScores(**joined, confidence_bins=reduce(torch.add, [batch.confidence_bins for batch in batches]))
 
 
 def concatenate_batches(batches: Sequence[Mapping[str, EpisodeScores]]) -> dict[str, EpisodeScores]:

@@ -28,7 +28,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
     measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
     against, pairs = summary.reference_method, len(summary.comparisons)
     way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
-    classes = [row for row in evaluation.by_class or () if row["episodes"] >= MIN_EPISODES_PER_CLASS]
+    classes = [row for row in evaluation.class_accuracies or () if row["episodes"] >= MIN_EPISODES_PER_CLASS]
     values = {
         "classes": [
             {**row, "accuracy": row["accuracy"][best]} for row in sorted(classes, key=lambda row: row["accuracy"][best])
@@ -57,7 +57,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         "origin": provenance_to_dict(evaluation),
         "over": kinds,
         "p_values": [f"p over {kind} (Holm)" for kind in kinds],
-        "pairs": pairs_to_dicts(summary),
+        "pairs": comparisons_to_dicts(summary),
         "queries": [int(evaluation.query_counts.min()), int(evaluation.query_counts.max())],
         "reach": max(
             (abs(pair.difference) + pair.mean_difference.widest_half_width for pair in summary.comparisons), default=0.0
@@ -108,7 +108,7 @@ def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:
     return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
-def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
+def comparisons_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
     """Convert the paired differences between methods to dictionaries for the HTML page, largest absolute one first."""
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):

@@ -37,13 +37,13 @@ class MethodsPlan:
     """The methods of an evaluation: fixed methods, settings to tune, and a method that all others are compared with."""
 
     fixed_methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
-    all_methods: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
+    include_all: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
     #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
     tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
     reference_method: ChosenMethod | None = None
     """The method that all others are compared with; None compares all pairs."""
 
-    def add_tuned(self, names: Collection[str]) -> MethodsPlan:
+    def add_tuned_methods(self, names: Collection[str]) -> MethodsPlan:
         """Return a plan that also evaluates the candidate settings ``names``, and the reference method.
 
         If the settings of the reference method were tuned, it gets its best settings.
@@ -105,7 +105,7 @@ class PreparedEvaluation:
     sampler: Sampler  #: The protocol that episodes are sampled by, adapted to the data.
     row_pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
     base: BaseClasses | None  #: The base classes, if a method uses them.
-    texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
+    text_embeddings: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
     trained: TrainedEncoder | None  #: The encoder that embedded the rows, for methods that adapt it; otherwise None.
     methods: dict[str, ChosenMethod]  #: The methods with their settings, by name.
     notes: list[str]  #: Lines of text to print with the report.
@@ -121,7 +121,7 @@ class PreparedEvaluation:
     def hashed_tensors(self) -> list[Tensor]:
         """The tensors that scores depend on, besides rows, to be hashed: base class means, texts, protocol and head."""
         means = [] if self.base is None else [self.base.mean, self.base.class_means]
-        texts = [] if self.texts is None else [self.texts]
+        texts = [] if self.text_embeddings is None else [self.text_embeddings]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
         return [*means, *texts, *self.sampler.hashed_tensors, *head]
 
@@ -130,7 +130,7 @@ class DatasetRows(NamedTuple):
     """Rows of a data set: all rows with their own features, or some rows embedded by an encoder."""
 
     x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read_rows`` copies them there.
-    positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
+    row_positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
     read_rows: RowReader | None = None  #: Reads rows of a memory-mapped ``x`` by index; None if ``x`` is in memory.
     #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
     #: ``x``.
@@ -143,7 +143,7 @@ class DatasetRows(NamedTuple):
         rows of two pools at a time.
         """
         take = make_row_reader(self.x) if self.read_rows is None else self.read_rows
-        return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
+        return RowPool(self.x, take, index._replace(rows=self.row_positions[index.rows]), index)
 
     def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
@@ -192,7 +192,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
         has_class_means=sampler.adds_base_classes,
         has_feature_maps=data.has_feature_maps and training is None,
     )
-    methods, notes = select_methods(plan.methods.fixed_methods, available, all_methods=plan.methods.all_methods)
+    methods, notes = select_methods(plan.methods.fixed_methods, available, include_all=plan.methods.include_all)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
     names = tuple(data.class_names[c] for c in chosen)
     index_of_all = index_classes(data.y)
@@ -216,17 +216,17 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
             notes.append(f"The encoder takes rows of {n_features} features for images, which these may not be.")
         if sampler.adds_base_classes:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
-    is_within = sources.base is data
+    base_data = sources.base_data
     device = get_process_device(plan.device)
     encoder = sources.trained
     if encoder is not None:
         encoder = encoder._replace(encoder=encoder.encoder.to(device), head=encoder.head.to(device))
-    rows = _load_rows(data, chosen + (base_ids if is_within else []), encoder, device)
+    rows = _load_rows(data, chosen + (base_ids if base_data is data else []), encoder, device)
     base, means, queries, mean = None, None, None, None
     if base_ids:
-        base_rows = rows if is_within else _load_rows(sources.base, base_ids, encoder, device)
-        base_index = index_classes(sources.base.y).select_classes(torch.tensor(base_ids))
-        base_index, queries = sampler.hold_out_queries(base_index, tuple(sources.base.class_names[c] for c in base_ids))
+        base_rows = rows if base_data is data else _load_rows(base_data, base_ids, encoder, device)
+        base_index = index_classes(base_data.y).select_classes(torch.tensor(base_ids))
+        base_index, queries = sampler.hold_out_queries(base_index, tuple(base_data.class_names[c] for c in base_ids))
         mean = base_rows.summarize_base_classes(base_index).mean if kind == "cl2" else None
         base = base_rows.normalize(kind, mean).summarize_base_classes(base_index)
         means = base.class_means
@@ -246,7 +246,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
         sampler=sampler,
         row_pool=pool,
         base=base,
-        texts=texts,
+        text_embeddings=texts,
         trained=trained,
         methods=methods,
         notes=notes,
@@ -306,8 +306,8 @@ def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSourc
 
 
 def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[int]:
-    """Return the indices of the base classes in ``sources.base``; the evaluated ``side`` is not among them."""
-    base = sources.base
+    """Return the indices of the base classes in ``sources.base_data``; the evaluated ``side`` is not among them."""
+    base = sources.base_data
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
         return base_ids or list(range(base.num_classes))

@@ -89,12 +89,13 @@ def summarize(
     shot = check_integer_range("shot", shot, low=1)
     methods = {}
     for name, score in scores.items():
-        measures = OPEN_SET_MEASURES if score.harmonic.isnan().any() else OPEN_SET_MEASURES + GENERALIZED_MEASURES
-        shots = zip(range(shot[0], shot[1] + 1), score.by_shot.unbind(1), strict=True)
+        fields = dict(zip(OPEN_SET_MEASURES, OPEN_SET_MEASURES, strict=True))
+        fields |= {} if score.harmonic_mean.isnan().any() else GENERALIZED_MEASURES
+        shots = zip(range(shot[0], shot[1] + 1), score.accuracy_by_shot.unbind(1), strict=True)
         methods[name] = MethodSummary(
             MeasureMean.from_values(score.accuracy, class_mask),
-            calibration_error(score.bins),
-            {measure: MeasureMean.from_values(getattr(score, measure), class_mask) for measure in measures},
+            calibration_error(score.confidence_bins),
+            {name: MeasureMean.from_values(getattr(score, field), class_mask) for name, field in fields.items()},
             {n_shot: MeasureMean.from_values(column, class_mask) for n_shot, column in shots},
         )
     accuracies = {name: score.accuracy for name, score in scores.items()}
@@ -102,7 +103,7 @@ def summarize(
     return EvaluationSummary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
 
 
-def accuracy_heading(rates: Iterable[MeasureMean]) -> str:
+def format_accuracy_heading(rates: Iterable[MeasureMean]) -> str:
     """Format the heading of a column of accuracies with half-widths of intervals: "accuracy, % ±classes ±episodes".
 
     The heading names only the intervals that at least one of the means has.
@@ -118,7 +119,7 @@ def format_evaluation(evaluation: Evaluation) -> str:
 
 def format_report(summary: EvaluationSummary) -> str:
     """Format a summary, from `summarize`, as Markdown tables with explanations of the numbers."""
-    check_type("summary", summary, EvaluationSummary, "a Summary, from summarize")
+    check_type("summary", summary, EvaluationSummary, "an EvaluationSummary, from summarize")
     text = "\n".join(format_table(*table) for table in format_summary_tables(summary))
     n_pairs, against = len(summary.comparisons), summary.reference_method
     if n_pairs:
@@ -150,7 +151,7 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     methods, order, against = summary.methods, summary.methods_by_accuracy, summary.reference_method
     best, several = order[0], len(order) > 1
     kinds = summary.interval_kinds
-    heading = accuracy_heading(method.accuracy for method in methods.values())
+    heading = format_accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
     further = methods[best].further_measures
     measures = [name for name in MEASURE_HEADINGS if name in further and further[name].is_known]
@@ -226,7 +227,7 @@ def format_p_value(p_value: float | None) -> str:
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
-def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
+def write_accuracy_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
     """Plot the accuracies of all methods with intervals to a file, in a panel for each summary, by its title or ""."""
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional

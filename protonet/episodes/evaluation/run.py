@@ -34,7 +34,7 @@ from protonet.episodes.evaluation.report import (
     format_mean,
     format_summary_tables,
     summarize,
-    write_figure,
+    write_accuracy_figure,
     write_tables,
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
@@ -44,9 +44,9 @@ from protonet.episodes.samplers.batch import hash_class_rows, record_episodes
 from protonet.episodes.samplers.fixed_split import describe_duplicates
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
-STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
+STATE_FORMAT, STATE_VERSION = "protonet.episodes", 6
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
-RESUMABLE_SETTING_CHANGES = ("against", "max_episodes")
+CHANGEABLE_SETTINGS = ("against", "max_episodes")
 PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
 STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
 
@@ -62,7 +62,7 @@ def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvalua
     positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
     for tensor in (*index, prepared.row_pool.read_rows(index.rows[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    run = {name: value for name, value in settings.items() if name not in RESUMABLE_SETTING_CHANGES}
+    run = {name: value for name, value in settings.items() if name not in CHANGEABLE_SETTINGS}
     run |= {"plugins": prepared.plugin_versions, "methods": list(prepared.methods), "data": digest.hexdigest()}
     described: dict[str, object] = json.loads(json.dumps(run | get_package_versions()))
     return described
@@ -189,13 +189,13 @@ def evaluate_plan(
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
         run = _EpisodeRun(*prepare_tuning(plan, sampler, sources), group, path, resume=resume, progress=progress)
-        tunings = run.choose_settings(plan.methods.tuning_grids)
-    plan = replace(plan, methods=plan.methods.add_tuned({tuning.best_method for tuning in tunings}))
+        tunings = run.compare_settings(plan.methods.tuning_grids)
+    plan = replace(plan, methods=plan.methods.add_tuned_methods({tuning.best_method for tuning in tunings}))
     prepared = prepare_evaluation(plan, sampler, sources)
     prepared.notes.extend(map(str, tunings))
     run, interrupted = _EpisodeRun(plan, prepared, group, state, resume=resume, progress=progress), False
     try:
-        scores = run.score()
+        scores = run.score_methods()
     except KeyboardInterrupt:
         if not run.finished:
             raise
@@ -232,7 +232,7 @@ class _EpisodeRun:
                 self.finished = self.finished[:-1]
         self.shown = self.saved = time.monotonic()
 
-    def score(self, name: str | None = None) -> dict[str, EpisodeScores]:
+    def score_methods(self, name: str | None = None) -> dict[str, EpisodeScores]:
         """Score the methods on all episodes that are not finished, with a bar called ``name``; return all scores."""
         plan, prepared, pool = self.plan, self.prepared, self.prepared.row_pool
         shown, initial = self.group.rank == 0 and self.progress, count_episodes(self.finished)
@@ -246,21 +246,21 @@ class _EpisodeRun:
                     seed=plan.seed,
                     n_episodes=plan.n_episodes,
                     base=prepared.base,
-                    texts=prepared.texts,
+                    texts=prepared.text_embeddings,
                     trained=prepared.trained,
                     shape=prepared.data.shape if prepared.trained is None else None,
                     group=self.group,
-                    progress=self._show,
+                    progress=self._show_progress,
                     take=pool.read_rows,
                     earlier=concatenate_batches(self.finished) if self.finished else None,
                     keep_predictions=plan.save_predictions,
                 )
             finally:
-                self._save()
+                self._save_state()
 
-    def choose_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
-        """Score the candidate settings of each method, ``grids``, and compare them."""
-        scores, n_classes = self.score("tune"), len(self.prepared.row_pool.by_class.size)
+    def compare_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
+        """Score the candidate settings of each method (``grids``); return one result for each method."""
+        scores, n_classes = self.score_methods("tune"), len(self.prepared.row_pool.by_class.size)
         means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
         return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
 
@@ -276,7 +276,7 @@ class _EpisodeRun:
         class_names = [data.class_names[c] for c in prepared.class_ids.tolist()]
         records = None
         if self.plan.save_predictions:
-            predicted = {name: score.predicted for name, score in scores.items()}
+            predicted = {name: score.predicted_classes for name, score in scores.items()}
             records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
             summary=summarize(scores, sampler.shot, settings, varied),
@@ -290,11 +290,11 @@ class _EpisodeRun:
             n_classes=len(index.size),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(data, prepared.class_ids)],
-            by_class=compute_class_accuracies(scores, class_mask, class_names) if by_class else None,
-            records=records,
+            class_accuracies=compute_class_accuracies(scores, class_mask, class_names) if by_class else None,
+            episode_records=records,
         )
 
-    def _show(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
+    def _show_progress(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
         """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
@@ -304,10 +304,10 @@ class _EpisodeRun:
             self.shown = now
         self.bar.update(count_episodes(batches) - self.bar.n)
         if now - self.saved > STATE_SAVE_INTERVAL_SECONDS:
-            self._save()
+            self._save_state()
             self.saved = time.monotonic()
 
-    def _save(self) -> None:
+    def _save_state(self) -> None:
         """Write the scores of the finished episodes to the state file."""
         if self.path is not None and self.group.rank == 0 and self.finished:
             write_run_state(self.path, self.description, self.finished)
@@ -322,7 +322,7 @@ def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
         write_json(outputs["json"], evaluation.to_dict())
     write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
-        write_figure(outputs["plot"], {"": evaluation.summary})
+        write_accuracy_figure(outputs["plot"], {"": evaluation.summary})
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 

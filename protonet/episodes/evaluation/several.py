@@ -20,7 +20,7 @@ from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_evaluation, prepare_tuning
 from protonet.episodes.evaluation.report import (
     TextTable,
-    accuracy_heading,
+    format_accuracy_heading,
     format_mean,
     format_report,
     format_summary_tables,
@@ -197,7 +197,7 @@ def format_suite_tables(
     """
     datasets = {member.dataset for member in members}
     is_complete = len(members) == len(averages) * len(datasets)
-    head = accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
+    head = format_accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
     for shot, means in averages.items():
         columns = {
             member.dataset: evaluation.methods
@@ -242,7 +242,7 @@ def explain_ranks(members: Sequence[SuiteMember], evaluations: Sequence[Evaluati
 class StoredRun:
     """The results of an evaluation, read from a file that its option ``--json`` wrote."""
 
-    run_path: Path  #: The file.
+    path: Path  #: The file.
     settings: Mapping[str, object]  #: The values of the settings in ``EPISODE_SETTING_NAMES``.
     data_hash: str  #: A hash of the data set's rows, before encoder and normalisation.
     versions: Mapping[str, object]  #: The versions of packages by name.
@@ -273,7 +273,7 @@ def read_run(path: Path) -> StoredRun:
         classes = torch.tensor(content["class_indices"]).view(int(ways.sum()))
         class_mask[torch.arange(n).repeat_interleave(ways), classes] = True
         run = StoredRun(
-            run_path=path,
+            path=path,
             settings={name: content["settings"].get(name) for name in EPISODE_SETTING_NAMES},
             data_hash=content["data"],
             versions=dict(content["versions"]),
@@ -302,11 +302,11 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
         for name in EPISODE_SETTING_NAMES:
             here, there = first.settings[name], other.settings[name]
             if here != there:
-                got = f"{name} {to_printable(here)} in {first.run_path} and {to_printable(there)} in {other.run_path}"
+                got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
                 raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_FILE_REMEDY)
         n = min(len(first.query_counts), len(other.query_counts))
         if first.data_hash != other.data_hash or not torch.equal(first.query_counts[:n], other.query_counts[:n]):
-            got = f"others in {first.run_path} and {other.run_path}"
+            got = f"others in {first.path} and {other.path}"
             raise_input_error("FILE.json", "be of the same data", got, COMPARE_FILE_REMEDY)
 
 
@@ -324,7 +324,7 @@ def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tu
                 for other in runs
                 if name in other.correct_counts
             ]
-            shown = name if all(alike) else f"{name} ({run.run_path})"
+            shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.query_counts[:n]
     if against is not None:
         check_known_name("against", against, accuracies)

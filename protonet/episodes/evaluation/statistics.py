@@ -18,10 +18,10 @@ CONFIDENCE_LEVEL = 0.95  #: The level of all intervals.
 #: An interval over classes needs, for each class, at least this many episodes without the class.
 MIN_EPISODES_WITHOUT_CLASS = 5
 ACCURACY_TOLERANCE = 1e-12  #: Smaller differences between accuracies count as rounding errors.
-#: Fields of `evaluate.Scores` that say how well queries of open classes (outside the episode) are detected.
+#: Fields of `EpisodeScores` that say how well queries of open classes (outside the episode) are detected.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
-#: Fields of `evaluate.Scores`: accuracies of base and novel classes.
-GENERALIZED_MEASURES = ("base", "novel", "harmonic")
+#: For the names in reports of the measures on base and novel classes, the fields of `EpisodeScores`.
+GENERALIZED_MEASURES = {"base": "base_accuracy", "novel": "novel_accuracy", "harmonic": "harmonic_mean"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class MeasureMean:
 
         ``class_mask`` (episodes, classes) bool marks the classes of each episode; None for no interval over classes.
         """
-        over_classes = math.nan if class_mask is None else half_width(values, class_mask)
-        return cls(nan_mean(values), over_classes, half_width(values), int((~values.isnan()).sum()))
+        over_classes = math.nan if class_mask is None else interval_half_width(values, class_mask)
+        return cls(nan_mean(values), over_classes, interval_half_width(values), int((~values.isnan()).sum()))
 
     def get_half_width(self, kind: str) -> float:
         """Return the half-width of the interval over "classes" or "episodes" (``kind``); NaN if it is unknown."""
@@ -214,9 +214,9 @@ class Evaluation:
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
     #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`; None without a report.
-    by_class: Sequence[Mapping[str, Any]] | None = None
+    class_accuracies: Sequence[Mapping[str, Any]] | None = None
     #: The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept.
-    records: Mapping[str, object] | None = None
+    episode_records: Mapping[str, object] | None = None
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:
@@ -242,8 +242,8 @@ class Evaluation:
             "right": {name: right.tolist() for name, right in self.correct_counts.items()},
             "ways": ways if len(set(ways)) > 1 else ways[0],
             "class_indices": self.class_mask.nonzero()[:, 1].tolist(),  # of all episodes, in order
-            **({} if self.by_class is None else {"by_class": list(self.by_class)}),
-            **({} if self.records is None else {"records": self.records}),
+            **({} if self.class_accuracies is None else {"by_class": list(self.class_accuracies)}),
+            **({} if self.episode_records is None else {"records": self.episode_records}),
         }
 
 
@@ -258,7 +258,7 @@ def list_interval_kinds(rates: Iterable[MeasureMean]) -> list[str]:
     return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.get_half_width(kind)) for rate in rates)]
 
 
-def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
+def interval_half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
     """Compute half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
 
     NaN are ignored; fewer than two values give NaN. ``class_mask`` is as in `mean_standard_error`.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time from the part file to the finished file.
-PREFETCHED_BATCHES = 2  #: Batches of pictures that are decoded while another one is embedded.
+N_PREFETCHED_BATCHES = 2  #: Batches of pictures that are decoded while another one is embedded.
 CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
@@ -58,8 +58,8 @@ class EmbeddingJob:
     """Pictures, texts or rows to embed, with their labels and the function that embeds them."""
 
     labels: Sequence[str]  #: The class name of each row.
-    sides: Sequence[str] | None = None  #: The side of each row's class in a split by class; None without a split.
-    files: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
+    split_sides: Sequence[str] | None = None  #: The side of each row's class in the split; None without a split.
+    inputs: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
     #: Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
     #: in blocks (step, dim) float32; the last block may be smaller.
     embed_from: Callable[[int], Iterator[np.ndarray]]
@@ -71,7 +71,7 @@ class EmbeddingJob:
 
     def compute_hash(self) -> str:
         """Compute a hash of everything that determines the embeddings, to check whether a file is from the same job."""
-        rows = [list(self.labels), list(self.sides or ())]
+        rows = [list(self.labels), list(self.split_sides or ())]
         identity: list[object] = [self.provenance, self.source_hash, self.batch_size, *rows]
         identity += [] if self.map_shape is None else [self.map_shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -89,7 +89,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     key, n = job.compute_hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
     if output.exists():
-        finished = _read_job_hash(output)
+        finished = _read_job_hash_and_dim(output)
         if not resume or finished is None or finished[0] != key:
             _raise_output_exists(output, resume=resume)
         return finished[1]
@@ -97,7 +97,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         _raise_output_exists(part, resume=False)
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
-        dim, done = _open_part_file(file, part, header, n, job.batch_size)
+        dim, done = _recover_part_file(file, part, header, n, job.batch_size)
         try:
             with progress_bar(total=n, initial=done, unit="row") as bar:
                 for block in job.embed_from(done) if done < n else ():
@@ -116,7 +116,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped after {done:,} of {n:,} rows; run again with --resume") from None
         more = {"y": job.labels, "made": json.dumps(job.provenance), "key": key, "dim": dim}
-        more |= {"split": job.sides, "files": job.files, "maps": job.map_shape}
+        more |= {"split": job.split_sides, "files": job.inputs, "maps": job.map_shape}
         arrays = {name: np.array(value) for name, value in more.items() if value is not None}
         file.seek(len(header) + 4)
         blocks = iter(lambda: file.read(4 * dim * ROWS_PER_COPY), b"")
@@ -126,8 +126,8 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     return dim
 
 
-def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Return the numbers of features and finished rows in a job's part file; remove an incomplete last batch."""
+def _recover_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
+    """Remove an incomplete last batch from a job's part file; return the numbers of features and finished rows."""
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
@@ -142,7 +142,7 @@ def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int
     return dim, done
 
 
-def _read_job_hash(path: Path) -> tuple[str, int] | None:
+def _read_job_hash_and_dim(path: Path) -> tuple[str, int] | None:
     """Read the job's hash and the number of features from a finished NPZ file; None if no embedding job wrote it."""
     try:
         with path.open("rb") as opened:
@@ -176,7 +176,7 @@ def run_extract(options: argparse.Namespace) -> None:
         make_job = _make_text_job if image_set is None else partial(_make_picture_job, image_set)
         job = make_job(options, extractor)
     dim = _write_embeddings(options.output, job, resume=options.resume)
-    notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
+    notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.split_sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
     print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
@@ -239,7 +239,7 @@ def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extracto
     sides: Sequence[str] | None
     if image_set.is_packed:
         data = load_pictures(image_set)
-        labels, sides = _list_row_labels(data)
+        labels, sides = _list_labels_and_sides(data)
 
         def take(start: int) -> Sequence[ImageSource]:
             pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
@@ -262,7 +262,7 @@ def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extracto
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
-                    while len(waiting) <= PREFETCHED_BATCHES and (start := next(starts, None)) is not None:
+                    while len(waiting) <= N_PREFETCHED_BATCHES and (start := next(starts, None)) is not None:
                         waiting.append([pool.submit(prepare, picture) for picture in take(start)])
                     if not waiting:
                         return
@@ -276,8 +276,8 @@ def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extracto
     made, state = {"data": options.data, **extractor.settings}, hash_file_stamps(image_set, "")
     return EmbeddingJob(
         labels=labels,
-        sides=sides,
-        files=files,
+        split_sides=sides,
+        inputs=files,
         embed_from=embed,
         batch_size=batch,
         provenance=made,
@@ -293,7 +293,7 @@ def _infer_map_shape(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[in
     return channels, height, width
 
 
-def _list_row_labels(data: Dataset) -> tuple[list[str], list[str] | None]:
+def _list_labels_and_sides(data: Dataset) -> tuple[list[str], list[str] | None]:
     """Return two lists: the class name of each row, and the side of each row's class; None if there is no split."""
     labels = data.y.tolist()
     sides = None if data.sides is None else [data.sides[label] for label in labels]
@@ -320,12 +320,12 @@ def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
             with torch.no_grad():
                 yield encoder(data.get_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
-    labels, sides = _list_row_labels(data)
+    labels, sides = _list_labels_and_sides(data)
     state = hash_class_rows(data.get_rows, index_classes(data.y))
     made = {"data": options.data, "backbone": path, "weights": hash_file(Path(path))}
     return EmbeddingJob(
         labels=labels,
-        sides=sides,
+        split_sides=sides,
         embed_from=embed,
         batch_size=EMBED_BATCH_SIZE,
         provenance=made,
@@ -366,7 +366,7 @@ def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> 
     made = {"data": data, **extractor.settings, "templates": templates}
     step = PICTURE_BATCH_SIZE
     return EmbeddingJob(
-        labels=labels, files=texts, embed_from=embed, batch_size=step, provenance=made, source_hash=str(texts)
+        labels=labels, inputs=texts, embed_from=embed, batch_size=step, provenance=made, source_hash=str(texts)
     )
 
 

@@ -68,7 +68,7 @@ class DataSources(NamedTuple):
     """The loaded data set and base data set of an evaluation, and the encoder of its rows."""
 
     data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
-    base: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
+    base_data: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
     trained: TrainedEncoder | None  #: The encoder, not yet connected to rows; None if there is no encoder.
     is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
 

@@ -237,14 +237,14 @@ EXCLUSION_NOTES = {
 
 
 def select_methods(
-    chosen: Sequence[ChosenMethod], available: AvailableInputs, *, all_methods: bool
+    chosen: Sequence[ChosenMethod], available: AvailableInputs, *, include_all: bool
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Select the methods to evaluate, and check that their inputs are available.
 
     Args:
         chosen: The methods that the user chose.
         available: The inputs that the evaluation has.
-        all_methods: Whether to put all methods of this package that can run before the chosen methods.
+        include_all: Whether to put all methods of this package that can run before the chosen methods.
 
     Returns:
         methods: The methods by name.
@@ -253,7 +253,7 @@ def select_methods(
     Raises:
         InputError: A chosen method lacks an input.
     """
-    notes, runnable = _select_all_runnable(available) if all_methods else ([], [])
+    notes, runnable = _select_all_runnable(available) if include_all else ([], [])
     choices = [*runnable, *chosen]
     for choice in choices:
         for need in available.list_missing_inputs(choice.spec)[:1] if choice.plugin_version is None else ():

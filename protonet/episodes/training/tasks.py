@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
-from protonet.episodes.evaluation.statistics import half_width, nan_mean
+from protonet.episodes.evaluation.statistics import interval_half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import TrainingPlan
@@ -119,7 +119,7 @@ def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: Process
     methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
     accuracies = _score_methods(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
-    return name, ValidationScore(0, nan_mean(accuracies[name]), half_width(accuracies[name]))
+    return name, ValidationScore(0, nan_mean(accuracies[name]), interval_half_width(accuracies[name]))
 
 
 def score_encoder(
@@ -135,7 +135,7 @@ def score_encoder(
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
     embeddings = embed_rows_in_batches(encoder, validation.read_rows, rows)
     accuracy = _score_methods(embeddings, index, method, plan, group, trained=trained)["own"]
-    return ValidationScore(step, nan_mean(accuracy), half_width(accuracy))
+    return ValidationScore(step, nan_mean(accuracy), interval_half_width(accuracy))
 
 
 def _score_methods(

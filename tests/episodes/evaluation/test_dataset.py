@@ -153,7 +153,7 @@ def test_wrong_arguments_of_other_functions() -> None:
         (evaluate, (X, index, ["protonet"], EASY), "`methods` must be a mapping from names"),
         (choose_methods, ("protonet",), r"`texts` must be a list of names; got 'protonet'"),
         (load_source, (5,), "`text` must be the name or the path of a data set; got int"),
-        (untyped.format_report, ({},), "`summary` must be a Summary"),
+        (untyped.format_report, ({},), "`summary` must be an EvaluationSummary"),
         (untyped.summarize, ({}, 1), r"`shot` must be a pair of whole numbers"),
     ):
         call: Any = function

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
 from protonet.episodes.evaluation.distributed import get_process_device
-from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate, false_positive_rate, open_set_auroc
+from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate, open_set_auroc, open_set_fpr95
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
@@ -73,7 +73,7 @@ def test_equal_to_a_slow_loop(setting: Sampler) -> None:
         for column, shots in enumerate(range(setting.shot[0], setting.shot[1] + 1)):
             chosen = part.query_shots[0] == shots
             expected = right[chosen].double().mean() if chosen.any() else torch.tensor(math.nan)
-            result = scores["euclidean"].by_shot[index, column]
+            result = scores["euclidean"].accuracy_by_shot[index, column]
             assert torch.allclose(result, expected.double(), equal_nan=True)
         highest = logits.max(dim=1).values
         if not known.all():
@@ -90,7 +90,7 @@ def test_equal_to_a_slow_loop(setting: Sampler) -> None:
     for position in range(15):
         inside = [i for i, c in enumerate(confidences) if position / 15 < c <= (position + 1) / 15]
         error += abs(sum(confidences[i] - hits[i] for i in inside)) / len(hits)
-    assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
+    assert math.isclose(calibration_error(scores["euclidean"].confidence_bins), error, rel_tol=1e-5)
 
 
 def test_the_number_of_threads_does_not_matter_and_is_restored() -> None:
@@ -159,10 +159,10 @@ def test_errors() -> None:
 
 def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    assert false_positive_rate(scores, 4).tolist() == [0.5, 1.0]
+    assert open_set_fpr95(scores, 4).tolist() == [0.5, 1.0]
     twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
-    assert false_positive_rate(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
-    assert false_positive_rate(twenty[:, 1:], 19).tolist() == [0.0]
+    assert open_set_fpr95(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
+    assert open_set_fpr95(twenty[:, 1:], 19).tolist() == [0.0]
 
 
 def test_areas_under_curves_of_open_queries_equal_those_by_hand() -> None:

@@ -25,7 +25,7 @@ from protonet.episodes.evaluation.report import (
     format_report,
     format_summary_tables,
     summarize,
-    write_figure,
+    write_accuracy_figure,
     write_tables,
 )
 from protonet.episodes.evaluation.several import rank_methods
@@ -60,7 +60,7 @@ def test_the_summary_agrees_with_the_scores() -> None:
     assert summary.settings == {"n_open_classes": 1}
     ridge = summary.methods["ridge"]
     assert math.isclose(ridge.accuracy.mean, float(scores["ridge"].accuracy.mean()))
-    assert math.isclose(ridge.accuracy_by_shot[2].mean, float(scores["ridge"].by_shot[:, 1].nanmean()))
+    assert math.isclose(ridge.accuracy_by_shot[2].mean, float(scores["ridge"].accuracy_by_shot[:, 1].nanmean()))
     for measure in ("auroc", "fpr95", "oscr"):
         assert math.isclose(ridge.further_measures[measure].mean, float(getattr(scores["ridge"], measure).mean()))
     assert len(summary.comparisons) == 3
@@ -110,7 +110,7 @@ def test_the_plot_is_not_blank(tmp_path: Path, n_methods: int) -> None:
 
     config = OPEN if n_methods > 1 else PLAIN
     summary = summarize(dict(list(score(config).items())[:n_methods]), config.shot, {})
-    write_figure(tmp_path / "a.png", {"": summary, "again": summary})
+    write_accuracy_figure(tmp_path / "a.png", {"": summary, "again": summary})
     pixels = imread(tmp_path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
     assert pixels.shape[1] == 2 * 504
@@ -205,8 +205,8 @@ def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str)
 def test_classes_agree_with_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
     class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
-    others = {field.name: accuracy for field in fields(EpisodeScores) if field.name not in ("by_shot", "bins")}
-    scores = {"m": EpisodeScores(by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
+    matrices = {"accuracy_by_shot": accuracy[:, None], "confidence_bins": torch.zeros(15, 3)}
+    scores = {"m": EpisodeScores(**{field.name: accuracy for field in fields(EpisodeScores)} | matrices)}
     rates = {"a": 0.25, "b": 0.75, "c": 0.5}
     expected = [{"name": name, "episodes": 2, "accuracy": {"m": rate}} for name, rate in rates.items()]
     assert compute_class_accuracies(scores, class_mask, ["a", "b", "c", "d"]) == expected

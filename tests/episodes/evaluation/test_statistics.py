@@ -11,7 +11,7 @@ from scipy import stats
 from protonet.episodes.evaluation.statistics import (
     adjust_p_values,
     compare_method_pairs,
-    half_width,
+    interval_half_width,
     mean_standard_error,
     nan_mean,
 )
@@ -24,11 +24,11 @@ def normal(n: int, seed: int) -> torch.Tensor:
 def test_half_width_equals_scipys() -> None:
     values = normal(20, 0)
     low, high = stats.t.interval(0.95, 19, loc=values.mean().item(), scale=stats.sem(values.numpy()))
-    assert math.isclose(half_width(values), (high - low) / 2)
+    assert math.isclose(interval_half_width(values), (high - low) / 2)
     holed = torch.cat([values, torch.tensor([math.nan])])
-    assert half_width(holed) == half_width(values)
+    assert interval_half_width(holed) == interval_half_width(values)
     assert nan_mean(holed) == values.mean().item()
-    assert math.isnan(half_width(values[:1]))
+    assert math.isnan(interval_half_width(values[:1]))
     assert math.isnan(nan_mean(values[:0]))
 
 
@@ -39,7 +39,7 @@ def test_pairs_equal_scipys_paired_tests() -> None:
     for item, (x, y) in zip(result, [(a, b), (a, c), (b, c)], strict=True):
         assert math.isclose(item.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
         assert math.isclose(item.difference, float((x - y).mean()))
-        assert math.isclose(item.half_width_episodes, half_width(x - y))
+        assert math.isclose(item.half_width_episodes, interval_half_width(x - y))
     assert [item.p_holm_episodes for item in result] == adjust_p_values([item.p_value_episodes for item in result])
 
 
@@ -79,9 +79,10 @@ def test_intervals_over_classes_equal_a_slow_jackknife() -> None:
     error, freedom = mean_standard_error(values, class_mask)
     assert freedom == 8
     assert math.isclose(error, math.sqrt(8 / 9 * total + variance / n))
-    assert math.isclose(half_width(values, class_mask), float(stats.t.ppf(0.975, 8)) * error)
+    known = interval_half_width(values, class_mask)
+    assert math.isclose(known, float(stats.t.ppf(0.975, 8)) * error)
     holed = torch.cat([values, torch.tensor([math.nan])])
-    assert half_width(holed, torch.cat([class_mask, class_mask[:1]])) == half_width(values, class_mask)
+    assert interval_half_width(holed, torch.cat([class_mask, class_mask[:1]])) == known
 
 
 def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
@@ -108,7 +109,7 @@ def test_pairs_over_classes_equal_a_t_test_on_the_jackknife_error() -> None:
     pair, *others = compare_method_pairs({"a": a, "b": b, "c": -a}, class_mask)
     error, _ = mean_standard_error(a - b, class_mask)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
-    assert math.isclose(pair.half_width_classes, half_width(a - b, class_mask))
+    assert math.isclose(pair.half_width_classes, interval_half_width(a - b, class_mask))
     p_values = [item.p_value_classes for item in (pair, *others)]
     assert [item.p_holm_classes for item in (pair, *others)] == adjust_p_values(p_values)
     (alone,) = compare_method_pairs({"a": a, "b": b})
@@ -124,9 +125,9 @@ def test_no_interval_over_classes_of_unequal_ways_or_with_few_episodes_without_a
     rare[:, 0] = torch.arange(60) >= 4  # four episodes leave it out
     rare[:, 1] = torch.arange(60) < 4  # the number of classes stays
     rare[:, 2:] = torch.rand(60, 8, generator=generator).argsort(dim=1) < 4
-    assert not math.isnan(half_width(normal(60, 0), equal))
+    assert not math.isnan(interval_half_width(normal(60, 0), equal))
     for class_mask in (unequal, rare, torch.ones(60, 5, dtype=torch.bool)):  # the last one: every episode has a class
-        assert math.isnan(half_width(normal(60, 0), class_mask))
+        assert math.isnan(interval_half_width(normal(60, 0), class_mask))
         (pair,) = compare_method_pairs({"a": normal(60, 0), "b": normal(60, 1)}, class_mask)
         assert pair.p_value_classes == 1.0
 

@@ -166,10 +166,10 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
 def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
     given: dict[str, Any] = {"n_base_classes": 2, "has_texts": True, "has_unlabelled": True, "has_feature_maps": True}
     available = AvailableInputs(objective="anil", head_way=2, way=(2, 2), has_class_means=False, **given)
-    methods, notes = select_methods([], available, all_methods=True)
+    methods, notes = select_methods([], available, include_all=True)
     assert "Without an encoder of their objectives, feat, maml are left out." in notes
     assert methods.keys() == {name for name, spec in METHODS.items() if not spec.slow} - {"feat", "maml"}
-    methods, notes = select_methods([], replace(available, way=(3, 3)), all_methods=True)
+    methods, notes = select_methods([], replace(available, way=(3, 3)), include_all=True)
     assert "The head of the encoder is for another number of classes: anil are left out." in notes
     assert "anil" not in methods
 

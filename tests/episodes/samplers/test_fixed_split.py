@@ -70,11 +70,11 @@ def test_settings_that_do_not_fit_the_split_are_refused() -> None:
 def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     methods, config = {name: METHODS[name]}, FixedSplit(2, COUNTS)
     full = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_AUROC_COMPARISONS", 1)
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_BLOCK", 2)
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_DOT_PRODUCTS_PER_CALL", 1)
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_CALL", 2)
     blocks = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
     assert torch.equal(full.accuracy, blocks.accuracy)
-    assert torch.allclose(full.bins, blocks.bins, atol=1e-5)
+    assert torch.allclose(full.confidence_bins, blocks.confidence_bins, atol=1e-5)
 
 
 def test_splits_are_joined_by_name() -> None:
@@ -210,9 +210,9 @@ def test_scores_equal_a_slow_loop() -> None:
                 nearest = min(range(len(means)), key=lambda c: float(torch.dist(ROWS[row], means[c])))
                 right[label < 3].append(nearest == label)
         base, novel = (sum(right[side]) / len(right[side]) for side in (True, False))
-        assert float(scores.base[position]) == pytest.approx(base)
-        assert float(scores.novel[position]) == pytest.approx(novel)
-        assert float(scores.harmonic[position]) == pytest.approx(
+        assert float(scores.base_accuracy[position]) == pytest.approx(base)
+        assert float(scores.novel_accuracy[position]) == pytest.approx(novel)
+        assert float(scores.harmonic_mean[position]) == pytest.approx(
             2 * base * novel / (base + novel) if base + novel else 0
         )
         both = right[True] + right[False]
