@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.optimizer_bench import runs
-from analysis.optimizer_bench.runs import Baseline, Baselines, CandidateOptimizer, Curves, TrainingRun
+from analysis.optimizer_bench.runs import Baseline, Baselines, CandidateOptimizer, LossCurves, TrainingRun
 from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
@@ -31,20 +31,20 @@ from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
-#: Maximal score of a miss, its decay (a factor of e per tenth of the remaining distance), and the minimal score.
+#: Score of a run that misses the target: its maximum, its decay per fraction of the loss that is left, its minimum.
 MAX_PARTIAL_SCORE, GAP_STEEPNESS, MIN_PARTIAL_SCORE = 0.7, 10.0, 0.05
-BOOTSTRAP_SAMPLES = 2000
-#: Workload name, role, family and kind; horizon (``steps``); geometric mean over seeds (``ratio``); for each seed the
-#: ratio, the first step at the target (None: a miss) and whether it diverged; for misses, the gap of the best smoothed
-#: loss to the target in percent (``gaps``, None for a hit or no loss); ratios against ``easier`` baselines by name, if
-#: any; and milliseconds per step.
-Row = dict[str, Any]
+N_BOOTSTRAP_SAMPLES = 2000
+#: Scores on a workload: its name, role, family and kind; horizon (``steps``); geometric mean over seeds (``ratio``);
+#: for each seed the ratio, the first step at the target (None: a miss) and whether it diverged; for misses, the gap of
+#: the best smoothed loss to the target in percent (``gaps``, None for a hit or no loss); ratios against ``easier``
+#: baselines by name, if any; and milliseconds per step.
+WorkloadScores = dict[str, Any]
 #: Summary of the rows of one role and horizon: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
 #: ``interval`` (None for one seed), the mean for each of the ``kinds`` and against each ``easier`` baseline that all
 #: rows have, the ``worst`` row and family, and the workloads that ``diverged`` on any seed.
-Summary = dict[str, Any]
-#: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``.
-ReportEntry = dict[str, Any]
+ScoreSummary = dict[str, Any]
+#: Results of an optimizer: its ``name``, ``config``, ``rows`` and ``summaries``.
+OptimizerReport = dict[str, Any]
 ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE}
 ROLE_TITLES[FILE_WORKLOAD_ROLE] = "Workloads of the file"
 EASIER_BASELINE_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
@@ -55,11 +55,11 @@ the best smoothed loss. Milliseconds: one step(), CPU time.
 """
 VALIDATION_LOG = ROOT / "analysis/results/optimizer_looks.md"
 VALIDATION_ROLE = "validation"  #: The role whose evaluations are logged.
-Optimizers = Mapping[int, CandidateOptimizer]  #: The candidate at each horizon.
+CandidateByHorizon = Mapping[int, CandidateOptimizer]  #: The candidate, with its configuration at each horizon.
 
 
 def truncate_curve(curve: LossCurve, target: float, max_steps: int) -> LossCurve:
-    """Return the curve of a run up to the step that reaches a target, or up to a horizon."""
+    """Return the loss curve up to the first step that reaches a target, or up to ``max_steps``."""
     hit = curve.first_step_below(target)
     end = max_steps if hit is None else min(hit, max_steps)
     losses = curve.losses[: end // STEPS_PER_VALIDATION + 1]
@@ -67,7 +67,7 @@ def truncate_curve(curve: LossCurve, target: float, max_steps: int) -> LossCurve
 
 
 def compute_step_ratio(curve: LossCurve, baseline: Mapping[str, Any]) -> float:
-    """Compute the ratio of AdamW's steps to the steps of a run; a run that misses the target gets a partial score."""
+    """Compute the ratio of AdamW's steps to a run's steps to the target; a run that misses it gets a partial score."""
     target = baseline["target"]
     curve = truncate_curve(curve, target, baseline["max_steps"])
     if curve.diverged:
@@ -80,15 +80,15 @@ def compute_step_ratio(curve: LossCurve, baseline: Mapping[str, Any]) -> float:
 
 
 def compute_loss_gap(curve: LossCurve, baseline: Mapping[str, Any]) -> float | None:
-    """Compute the gap of a run's best loss to the target, in percent of the target; None if it is reached."""
+    """Compute a run's best loss minus the target, in percent of the target; None if the target is reached."""
     target = baseline["target"]
     losses = truncate_curve(curve, target, baseline["max_steps"]).losses[1:]
     best = min(losses, default=-math.inf)
     return None if best <= target else 100 * (best - target) / abs(target) if target else math.inf
 
 
-def score_workload(name: str, curves: Sequence[LossCurve], baseline: Mapping[str, Any]) -> Row:
-    """Compute the scores of a workload at its baseline's horizon, from one loss curve per seed."""
+def score_workload(name: str, curves: Sequence[LossCurve], baseline: Mapping[str, Any]) -> WorkloadScores:
+    """Compute an optimizer's scores on a workload at the baseline's horizon, from one loss curve per seed."""
     target, max_steps = baseline["target"], baseline["max_steps"]
     seen = [truncate_curve(curve, target, max_steps) for curve in curves]
     ratios = [compute_step_ratio(curve, baseline) for curve in seen]
@@ -109,16 +109,16 @@ def score_workload(name: str, curves: Sequence[LossCurve], baseline: Mapping[str
     }
 
 
-def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Summarize the rows of each role and horizon; all workloads have equal weight."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+def summarise(rows: Sequence[WorkloadScores]) -> list[ScoreSummary]:
+    """Summarize scores for each role and horizon; all workloads have equal weight."""
+    groups: dict[tuple[str, int], list[WorkloadScores]] = {}
     for row in rows:
         groups.setdefault((row["role"], row["steps"]), []).append(row)
-    return [{"role": role, "steps": steps, **_summarise(group)} for (role, steps), group in groups.items()]
+    return [{"role": role, "steps": steps, **_summarise_group(group)} for (role, steps), group in groups.items()]
 
 
-def _summarise(rows: Sequence[Row]) -> Summary:
-    """Compute means, intervals and worst cases of ``rows``, the scores at one role and horizon."""
+def _summarise_group(rows: Sequence[WorkloadScores]) -> ScoreSummary:
+    """Compute means, intervals and worst cases of the scores of one role and horizon."""
     worst = min(rows, key=lambda row: float(row["ratio"]))
     families = average_ratios_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)
@@ -139,8 +139,8 @@ def _summarise(rows: Sequence[Row]) -> Summary:
     }
 
 
-def average_ratios_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
-    """Compute the geometric mean of the ratios for each value of a key, such as the family."""
+def average_ratios_by(rows: Sequence[WorkloadScores], key: str) -> dict[Any, float]:
+    """Compute the geometric mean of the ratios of the rows with each value of ``key``, such as the family."""
     values = dict.fromkeys(row[key] for row in rows)
     return {value: statistics.geometric_mean(row["ratio"] for row in rows if row[key] == value) for value in values}
 
@@ -148,13 +148,13 @@ def average_ratios_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
 def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Compute the 95 % bootstrap interval of the geometric mean of ratios (workloads, seeds), by resampling seeds."""
     logs = np.log(ratios)  # (workloads, seeds)
-    drawn = np.random.default_rng(0).integers(logs.shape[1], size=(BOOTSTRAP_SAMPLES, *logs.shape))
+    drawn = np.random.default_rng(0).integers(logs.shape[1], size=(N_BOOTSTRAP_SAMPLES, *logs.shape))
     means = np.take_along_axis(logs[None], drawn, axis=2).mean((1, 2))  # (resamples,)
     low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
     return low, high
 
 
-def format_tables(entry: ReportEntry, baselines: Baselines) -> str:
+def format_tables(entry: OptimizerReport, baselines: Baselines) -> str:
     """Format a table of the scores by workload for each role and horizon."""
     text = ""
     for summary in entry["summaries"]:
@@ -162,13 +162,13 @@ def format_tables(entry: ReportEntry, baselines: Baselines) -> str:
         rows = [row for row in entry["rows"] if key.items() <= row.items()]
         text += f"**{ROLE_TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-        text += f"{_tabulate_rows(rows, selected)}\n{entry['name']}: {_format_summary(summary)}\n\n"
+        text += f"{_tabulate_workloads(rows, selected)}\n{entry['name']}: {_format_summary(summary)}\n\n"
         coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
         text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
     return text + RATIO_NOTE.lstrip()
 
 
-def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
+def _tabulate_workloads(rows: Sequence[WorkloadScores], baselines: Mapping[str, Baseline]) -> str:
     """Format a table with a line per workload: the steps of AdamW and of the optimizer to the target."""
     lines = []
     for row in rows:
@@ -182,7 +182,7 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
     return format_table(header, lines)
 
 
-def _format_summary(summary: Summary) -> str:
+def _format_summary(summary: ScoreSummary) -> str:
     """Format the summary of a role and horizon as a sentence."""
     interval = " ({:.2f} to {:.2f})".format(*summary["interval"]) if summary["interval"] else ""
     text = "geometric mean {ratio:.2f}{interval}, worst {worst} {worst_ratio:.2f}, worst family {worst_family} "
@@ -195,10 +195,10 @@ def _format_summary(summary: Summary) -> str:
 class EvaluationGrid(NamedTuple):
     """The workloads, baselines, seeds and horizons of an evaluation."""
 
-    workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
+    workloads: Mapping[str, Path | None]  #: File of each workload by name; None for a built-in workload.
     baselines: runs.Baselines
     seeds: Sequence[int]  #: Seeds of the runs.
-    horizons: Sequence[int]  #: Horizons, ascending.
+    horizons: Sequence[int]  #: Numbers of steps at which optimizers are evaluated, ascending.
 
     @property
     def roles(self) -> list[str]:
@@ -209,8 +209,8 @@ class EvaluationGrid(NamedTuple):
         """Return the baseline of a workload at a horizon."""
         return self.baselines[name][str(steps)]
 
-    def list_runs(self, optimizers: Optimizers) -> list[TrainingRun]:
-        """List the training runs of optimizers; a run ends at the last horizon, or when it reaches all targets."""
+    def list_runs(self, optimizers: CandidateByHorizon) -> list[TrainingRun]:
+        """List the training runs of a candidate; a run ends at the last horizon, or when it reaches all targets."""
         listed = []
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
@@ -221,14 +221,14 @@ class EvaluationGrid(NamedTuple):
                 listed += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in self.seeds]
         return listed
 
-    def set_horizons(self, candidate: CandidateOptimizer) -> Optimizers:
-        """Return the candidate for each horizon, which ``total_steps`` of its configuration becomes, if it is set."""
+    def candidates_by_horizon(self, candidate: CandidateOptimizer) -> CandidateByHorizon:
+        """Return the candidate at each horizon; a ``total_steps`` in its configuration is set to the horizon."""
         if json.loads(candidate.config).get("total_steps") is None:
             return dict.fromkeys(self.horizons, candidate)
         return {steps: candidate.with_settings(total_steps=steps) for steps in self.horizons}
 
-    def score(self, optimizers: Optimizers, curves: Curves) -> ReportEntry:
-        """Compute the scores at each role, horizon and workload from loss curves, and their summaries."""
+    def score(self, optimizers: CandidateByHorizon, curves: LossCurves) -> OptimizerReport:
+        """Compute the scores on each workload at each horizon from loss curves, and their summaries."""
         rows = []
         for role in self.roles:
             for steps, optimizer in optimizers.items():
@@ -261,9 +261,9 @@ def run(options: argparse.Namespace) -> StudyReport:
     workloads = runs.select_workloads(options, options.roles or ["visible"])
     grid = EvaluationGrid(workloads, baselines, options.seeds, sorted(options.steps))
     candidate = runs.load_candidate(options.optimizer, options.config)
-    optimizers = grid.set_horizons(candidate)
+    optimizers = grid.candidates_by_horizon(candidate)
     check_baselines(grid)
-    curves = runs.train_all(grid.list_runs(optimizers), options.state, options.jobs)
+    curves = runs.train_candidates(grid.list_runs(optimizers), options.state, options.jobs)
     last = optimizers[grid.horizons[-1]]
     entry = {"name": last.name, "config": json.loads(last.config), **grid.score(optimizers, curves)}
     if VALIDATION_ROLE in grid.roles:
@@ -272,7 +272,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def check_baselines(grid: EvaluationGrid) -> None:
-    """Raise an InputError for missing baselines; warn on stderr if a workload has changed since its baseline run."""
+    """Raise an InputError for missing baselines; warn on stderr about workloads that changed since their baselines."""
     absent = {name: [n for n in grid.horizons if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
     missing = {name: steps for name, steps in absent.items() if steps}
     if missing:
@@ -289,7 +289,7 @@ def check_baselines(grid: EvaluationGrid) -> None:
             print(f"{text} Tune it here.", file=sys.stderr)
 
 
-def log_validation(candidate: CandidateOptimizer, grid: EvaluationGrid, entry: ReportEntry) -> None:
+def log_validation(candidate: CandidateOptimizer, grid: EvaluationGrid, entry: OptimizerReport) -> None:
     """Append a line about an evaluation on validation workloads to the log in ``VALIDATION_LOG``."""
     digest = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8]
     means = "; ".join(f"{part['role']} {part['steps']:,}: {part['ratio']:.2f}" for part in entry["summaries"])

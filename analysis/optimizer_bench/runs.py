@@ -36,13 +36,13 @@ BENCHMARK_FOLDER = "analysis/optimizer_bench"
 #: Source files that affect every run.
 SHARED_SOURCE_FILES = [f"{BENCHMARK_FOLDER}/{name}.py" for name in ("workload", "runs")]
 BASELINES_FILE = Path("analysis/results/optimizer_baselines.json")
-#: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
+#: Result of tuned AdamW on a workload. ``target`` is the best smoothed loss of the worst seed with ``setting``.
 #: ``steps`` is the median over seeds of the first step at the target, for the ``fastest`` of the best settings, whose
 #: first steps are ``hits`` (None for a miss). ``initial`` is the mean validation loss before training, ``max_steps``
 #: the length of every run, and ``fingerprint`` that of the workload. Newer baselines have ``easier`` ones by name, each
 #: with a target, steps and settings; ``coarse`` ones are of the ladder alone.
 Baseline = dict[str, Any]
-Baselines = dict[str, dict[str, Baseline]]  #: By workload and horizon, as text.
+Baselines = dict[str, dict[str, Baseline]]  #: Baselines by workload and by horizon, which is a text.
 
 
 class CandidateOptimizer(NamedTuple):
@@ -58,30 +58,30 @@ class CandidateOptimizer(NamedTuple):
 
 
 class AdamWSetting(NamedTuple):
-    """An AdamW setting: linear warmup for the fraction ``WARMUP_FRACTION`` of ``horizon`` steps, then cosine decay."""
+    """Hyperparameters of AdamW; the learning rate rises for ``WARMUP_FRACTION`` of the steps, then follows a cosine."""
 
-    lr: float = 3e-3  #: Also the start of the search.
+    lr: float = 3e-3  #: Initial learning rate; the default is the start of the search.
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
-    horizon: float = 1.0
+    horizon: float = 1.0  #: Fraction of the steps after which the cosine reaches 0; 0 for a constant learning rate.
 
 
 class TrainingRun(NamedTuple):
     """A training run of an optimizer on a workload."""
 
     workload: str
-    file: Path | None  #: File whose ``WORKLOADS`` has it; None for a built-in one.
+    workload_file: Path | None  #: File whose ``WORKLOADS`` has the workload; None for a built-in workload.
     seed: int  #: Seed of initial weights and batches.
     max_steps: int  #: Maximum number of steps.
     optimizer: CandidateOptimizer | AdamWSetting
     target: float = -math.inf  #: The smoothed loss at which a candidate's run ends.
 
 
-Curves = dict[tuple[CandidateOptimizer | AdamWSetting, str, int], LossCurve]  #: By optimizer, workload and seed.
+LossCurves = dict[tuple[CandidateOptimizer | AdamWSetting, str, int], LossCurve]  #: By optimizer, workload, seed.
 
 
 def parse_horizons(option: str, text: str) -> list[int]:
-    """Parse horizons; raise an InputError unless each is a multiple of the validation interval."""
+    """Parse comma-separated horizons (numbers of steps), which must be multiples of ``STEPS_PER_VALIDATION``."""
     steps = parse_integers(option, text, low=STEPS_PER_VALIDATION)
     for horizon in steps:
         if horizon % STEPS_PER_VALIDATION:
@@ -91,7 +91,7 @@ def parse_horizons(option: str, text: str) -> list[int]:
 
 
 def add_workload_options(parser: StudyParser, default: str = "all") -> None:
-    """Add the options that studies of optimizers share: workloads and journal (finished runs to resume from)."""
+    """Add the options that studies of optimizers share: the workloads, and the journal of finished runs."""
     names = f"of {', '.join(WORKLOADS)} and the file's (default: {default})"
     parser.add_argument("--workloads", metavar="NAMES", help=names)
     parser.add_argument("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
@@ -101,7 +101,7 @@ def add_workload_options(parser: StudyParser, default: str = "all") -> None:
 def select_workloads(
     options: argparse.Namespace, roles: Collection[str] = tuple(WORKLOADS_BY_ROLE)
 ) -> dict[str, Path | None]:
-    """Return the file of each selected workload, by name, None if built in; without names, select by role and file."""
+    """Map the names of selected workloads to their files, None if built in; by default, those of ``roles`` and file."""
     known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
     if options.workload_file is not None:
         path = Path(options.workload_file).resolve()
@@ -124,7 +124,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def load_workloads(path: Path) -> dict[str, WorkloadBuilder]:
-    """Load the dictionary ``WORKLOADS`` of a file, whose names must differ from built-in ones."""
+    """Load the dictionary ``WORKLOADS`` of a Python file; raise an InputError if a name is already built in."""
     try:
         builds = dict(import_file(path).WORKLOADS)
     except Exception as error:
@@ -135,8 +135,8 @@ def load_workloads(path: Path) -> dict[str, WorkloadBuilder]:
     return builds
 
 
-def load_optimizer(candidate: CandidateOptimizer) -> type[torch.optim.Optimizer]:
-    """Load the class ``CustomOptimizer`` of a candidate's file, and check that it accepts the configuration."""
+def load_optimizer_class(candidate: CandidateOptimizer) -> type[torch.optim.Optimizer]:
+    """Load the class ``CustomOptimizer`` of a candidate's file; raise an InputError if it rejects the configuration."""
     try:
         made: type[torch.optim.Optimizer] = import_file(candidate.file).CustomOptimizer
         made([nn.Parameter(torch.zeros(2, 2))], **json.loads(candidate.config))
@@ -148,18 +148,18 @@ def load_optimizer(candidate: CandidateOptimizer) -> type[torch.optim.Optimizer]
 
 
 def load_candidate(path: str, config_file: str | None) -> CandidateOptimizer:
-    """Load an optimizer from a file, and check that it accepts the configuration."""
+    """Read an optimizer's file and its configuration; raise an InputError if the optimizer rejects the latter."""
     config = "{}" if config_file is None else Path(config_file).read_text(encoding="utf-8")
     try:
         candidate = CandidateOptimizer(Path(path).stem, config, Path(path).resolve()).with_settings()
     except (ValueError, TypeError) as error:
         raise_input_error("--config", "hold a JSON object", f"{config_file} ({error})", "Write {} for no setting.")
-    load_optimizer(candidate)
+    load_optimizer_class(candidate)
     return candidate
 
 
 def get_workload_builder(name: str, file: Path | None) -> WorkloadBuilder:
-    """Return the function that builds a workload."""
+    """Return the function that builds a workload, which is built in if ``file`` is None."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
 
 
@@ -170,8 +170,8 @@ def compute_fingerprint(name: str, file: Path | None) -> float:
     return float(f"{compute_validation_loss(workload.model, workload.val_loss):.4g}")
 
 
-def run_adamw(run: TrainingRun) -> LossCurve:
-    """Train a workload with AdamW to the end of its schedule."""
+def train_adamw(run: TrainingRun) -> LossCurve:
+    """Execute a run of AdamW, to the end of its learning-rate schedule."""
     setting, max_steps = run.optimizer, run.max_steps
     assert isinstance(setting, AdamWSetting), "candidates have no schedule"
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / STEPS_PER_VALIDATION) * STEPS_PER_VALIDATION
@@ -182,21 +182,21 @@ def run_adamw(run: TrainingRun) -> LossCurve:
             return rise
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (setting.horizon * max_steps))))
 
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay, fused=True)
 
-    build = get_workload_builder(run.workload, run.file)
-    return train_workload(build, run.seed, make, max_steps=min(steps, max_steps), schedule=schedule)
+    build = get_workload_builder(run.workload, run.workload_file)
+    return train_workload(build, run.seed, make_optimizer, max_steps=min(steps, max_steps), schedule=schedule)
 
 
 def identify_run(run: TrainingRun) -> list[Any]:
-    """List the fingerprint and the source hash that determine the result of a run, for the journal."""
-    sources = [str(run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))]
+    """List what determines the result of a run, for the journal: the workload's fingerprint and a source hash."""
+    sources = [str(run.workload_file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))]
     sources += [str(run.optimizer.file)] if isinstance(run.optimizer, CandidateOptimizer) else []
-    return [compute_fingerprint(run.workload, run.file), hash_sources(*SHARED_SOURCE_FILES, *sources)]
+    return [compute_fingerprint(run.workload, run.workload_file), hash_sources(*SHARED_SOURCE_FILES, *sources)]
 
 
-def train_all(runs: Sequence[TrainingRun], state: Path, jobs: int) -> Curves:
+def train_candidates(runs: Sequence[TrainingRun], state: Path, jobs: int) -> LossCurves:
     """Execute the training runs that the journal ``state`` lacks; return the loss curves of all runs."""
     results = run_all(runs, train_candidate, state, lambda run: [*identify_run(run), "candidate"], jobs=jobs)
     return {(run.optimizer, run.workload, run.seed): LossCurve(*result) for run, result in results.items()}
@@ -211,9 +211,11 @@ def train_candidate(run: TrainingRun) -> LossCurve:
     candidate = run.optimizer
     assert isinstance(candidate, CandidateOptimizer), "AdamW's settings have a schedule"
 
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return load_optimizer(candidate)(list(parameters), **json.loads(candidate.config))
+    def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return load_optimizer_class(candidate)(list(parameters), **json.loads(candidate.config))
 
-    build = get_workload_builder(run.workload, run.file)
+    build = get_workload_builder(run.workload, run.workload_file)
     with seed_initial_weights(run.seed):
-        return train_workload(build, run.seed, make, max_steps=run.max_steps, target=run.target, caught=LinAlgError)
+        return train_workload(
+            build, run.seed, make_optimizer, max_steps=run.max_steps, target=run.target, caught_errors=LinAlgError
+        )

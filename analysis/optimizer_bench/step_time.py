@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from analysis.optimizer_bench.runs import load_candidate, load_optimizer
+from analysis.optimizer_bench.runs import load_candidate, load_optimizer_class
 from analysis.optimizer_bench.workloads import WORKLOADS, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, use_one_thread
 from protonet.ui.command_line import check_known_name
@@ -29,7 +29,7 @@ from protonet.ui.text import format_table
 ParameterShapes = list[tuple[int, ...]]
 ATTENTION_SHAPES: ParameterShapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,)]
 FEED_FORWARD_SHAPES: ParameterShapes = [(64,), (64,), (256, 64), (256,), (64, 256), (64,)]
-#: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
+#: Names of workloads whose networks are measured, and the parameter shapes of other networks by name.
 STREAM_WORKLOADS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
 TIMED_WORKLOADS = [*(name for name in WORKLOADS if get_groups(name).role == "visible"), *STREAM_WORKLOADS]
 SHAPE_CASES: dict[str, ParameterShapes] = {
@@ -55,13 +55,13 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "embeddings of 50,000 x 20": [(50_000, 20)],
     "a vector of 1,000,000": [(1_000_000,)],
 }
-ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table that have gradients in a step.
+N_ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table whose gradients are not 0.
 TABLE_NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
 {ratio:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
 """
-UNTIMED_STEPS = 100  #: First steps, which are not timed because bases are updated more often in them.
+N_UNTIMED_STEPS = 100  #: First steps, which are not timed because optimizers update their bases more often in them.
 
 
 def add_options(parser: StudyParser) -> None:
@@ -78,29 +78,32 @@ def add_options(parser: StudyParser) -> None:
 def run(options: argparse.Namespace) -> StudyReport:
     """Time the optimizer and AdamW on each network."""
     candidate = load_candidate(options.optimizer, options.config)
-    make = partial(load_optimizer(candidate), **json.loads(candidate.config))
+    make_optimizer = partial(load_optimizer_class(candidate), **json.loads(candidate.config))
     with use_one_thread():
         names = [*TIMED_WORKLOADS, *SHAPE_CASES] if options.case is None else [options.case]
-        rows = [measure_step_time(name, make, options.steps, options.turns) for name in names]
+        rows = [measure_step_time(name, make_optimizer, options.steps, options.turns) for name in names]
     cells = "{adamw_ms:.2f} {fused_ms:.2f} {ms:.2f} {ratio:.1f} {fused_ratio:.1f} {state:.1f}"
     lines = [[row["name"], *cells.format(**row).split()] for row in rows]
     table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
-    note = TABLE_NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
+    note = TABLE_NOTE.format(steps=options.steps, first=N_UNTIMED_STEPS, count=len(of_workloads), **medians)
     return StudyReport(rows, table + note)
 
 
-def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
-    """Time the steps of AdamW, fused AdamW and an optimizer on a network, in ``turns`` turns; return ms and ratios."""
-    makers: list[Callable[..., torch.optim.Optimizer]] = [AdamW, partial(AdamW, fused=True), make]
-    weights, gradients = make_network(name)
+MakeOptimizer = Callable[..., torch.optim.Optimizer]  #: Makes an optimizer of a list of parameters.
+
+
+def measure_step_time(name: str, make_optimizer: MakeOptimizer, steps: int, turns: int) -> dict[str, Any]:
+    """Time the steps of AdamW, fused AdamW and an optimizer on a network, by turns; return milliseconds and ratios."""
+    makers: list[MakeOptimizer] = [AdamW, partial(AdamW, fused=True), make_optimizer]
+    weights, gradients = make_weights_and_gradients(name)
     parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
     pairs = list(zip(optimizers, parameters, strict=True))
     for pair in pairs:
-        _take_steps(*pair, gradients, UNTIMED_STEPS)
-    times = [[_take_steps(*pair, gradients, steps) for pair in pairs] for _ in range(turns)]  # (turns, optimizers)
+        _time_steps(*pair, gradients, N_UNTIMED_STEPS)
+    times = [[_time_steps(*pair, gradients, steps) for pair in pairs] for _ in range(turns)]  # (turns, optimizers)
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
     ratios["fused_ratio"] = statistics.median(t[2] / t[1] for t in times)
@@ -112,8 +115,8 @@ def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], ste
     return {"name": name, "adamw_ms": plain, "fused_ms": fused, "ms": ours, **ratios, "state": sizes[2] / sizes[0]}
 
 
-def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Make a network's weights and the gradients of four batches; ``name`` is a workload or a key of SHAPE_CASES."""
+def make_weights_and_gradients(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Make the weights of a network, and gradients of four batches; ``name`` is a workload or a key of SHAPE_CASES."""
     if name in WORKLOADS:
         model, train_loss, _ = WORKLOADS[name](0)
         weights = [parameter.detach() for parameter in model.parameters()]
@@ -123,11 +126,11 @@ def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
     gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
     if name.startswith("embeddings"):
         for (table,) in gradients:
-            table[ROWS_WITH_GRADIENT:] = 0
+            table[N_ROWS_WITH_GRADIENT:] = 0
     return [torch.ones(shape) for shape in shapes], gradients
 
 
-def _take_steps(
+def _time_steps(
     optimizer: torch.optim.Optimizer,
     parameters: Iterable[nn.Parameter],
     gradients: Sequence[Sequence[Tensor]],

@@ -30,7 +30,7 @@ from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
 SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measured on all seeds.
-#: First and second step factor of the search for a learning rate, and its bounds.
+#: Factors between learning rates in the coarse and in the fine search, and bounds of learning rates.
 COARSE_RATE_FACTOR, FINE_RATE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
@@ -51,14 +51,14 @@ TABLE_COLUMNS = {
 
 
 class TuningTask(NamedTuple):
-    """The tuning of AdamW on one workload: training lengths, the setting to start from, and the file of its runs."""
+    """The tuning of AdamW on one workload at several horizons."""
 
     workload: str
-    file: Path | None  #: File of the workload; None if built in.
-    steps: tuple[int, ...]  #: The horizons, in the order of the search.
-    start: AdamWSetting | None  #: The best setting at another horizon.
-    state: Path  #: The file that logs its runs, so that an interrupted tuning resumes.
-    coarse: bool = False  #: Whether only the coarse ladder is searched.
+    workload_file: Path | None  #: File of the workload; None if built in.
+    horizons: tuple[int, ...]  #: Numbers of training steps, in the order of the search.
+    start_setting: AdamWSetting | None  #: The best setting at another horizon.
+    journal: Path  #: The journal of finished runs, from which an interrupted tuning resumes.
+    is_coarse: bool = False  #: Whether only the coarse grid of learning rates is searched.
 
 
 def add_options(parser: StudyParser) -> None:
@@ -77,10 +77,10 @@ def run(options: argparse.Namespace) -> StudyReport:
     path, files = options.baselines, runs.select_workloads(options)
     baselines: runs.Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     tasks = []
-    for name, file in files.items():
+    for name, workload_file in files.items():
         known = next((baseline["setting"] for baseline in baselines.get(name, {}).values()), None)
         start = known and AdamWSetting(**known | {"betas": tuple(known["betas"])})
-        tasks.append(TuningTask(name, file, tuple(options.steps), start, options.state, options.coarse))
+        tasks.append(TuningTask(name, workload_file, tuple(options.steps), start, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _list_baseline_inputs, unit="workload", jobs=options.jobs)
     for task, result in tuned.items():
         if not all(baseline["target"] < baseline["initial"] for baseline in result.values()):
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> StudyReport:
         known = baselines.get(task.workload, {}) | result
         baselines[task.workload] = dict(sorted(known.items(), key=lambda item: int(item[0])))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(baseline)}" for name, baseline in baselines.items())
-    write_atomically(path, lambda file: file.write(f"{{\n{lines}\n}}\n".encode()))
+    write_atomically(path, lambda workload_file: workload_file.write(f"{{\n{lines}\n}}\n".encode()))
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
@@ -97,8 +97,8 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def _list_baseline_inputs(task: TuningTask) -> list[object]:
-    """List the inputs that determine the baselines of a workload, for the journal."""
-    run = TrainingRun(task.workload, task.file, SEEDS[0], task.steps[0], AdamWSetting())
+    """List what determines the baselines of a workload, for the journal."""
+    run = TrainingRun(task.workload, task.workload_file, SEEDS[0], task.horizons[0], AdamWSetting())
     return [*runs.identify_run(run), hash_sources(SOURCE_FILE)]
 
 
@@ -108,56 +108,57 @@ def tune_workload(task: TuningTask) -> dict[str, Baseline]:
 
     @functools.cache
     def train(setting: AdamWSetting, seed: int, max_steps: int) -> LossCurve:
-        run = TrainingRun(task.workload, task.file, seed, max_steps, setting)
-        return LossCurve(*run_all([run], runs.run_adamw, task.state, lambda _: code, quiet=True)[run])
+        run = TrainingRun(task.workload, task.workload_file, seed, max_steps, setting)
+        return LossCurve(*run_all([run], runs.train_adamw, task.journal, lambda _: code, quiet=True)[run])
 
     result = {}
-    start = task.start
-    for max_steps in task.steps:
+    start = task.start_setting
+    for max_steps in task.horizons:
         measure = functools.partial(train, max_steps=max_steps)
-        if task.coarse:
-            baseline = make_baseline(measure, [search_coarsely(measure)]) | {"coarse": True}
+        if task.is_coarse:
+            baseline = make_baseline(measure, [search_coarse_grid(measure)]) | {"coarse": True}
         else:
             baseline, start = tune_adamw(measure, start)
-        fingerprint = runs.compute_fingerprint(task.workload, task.file)
+        fingerprint = runs.compute_fingerprint(task.workload, task.workload_file)
         result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return result
 
 
-TrainSetting = Callable[[AdamWSetting, int], LossCurve]  #: Trains with a setting and a seed; results are cached.
+TrainSetting = Callable[[AdamWSetting, int], LossCurve]  #: Trains with a setting and a seed, once for each pair.
 
 
 def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tuple[Baseline, AdamWSetting]:
-    """Tune AdamW; return the baseline without the workload's name, and a setting to start from at other horizons.
+    """Tune AdamW on a workload at one horizon; return the baseline, and a setting to start from at other horizons.
 
     Args:
-        measure: Trains by a setting and a seed.
+        measure: Trains with a setting and a seed.
         start: The best setting at another horizon; its betas are kept.
     """
     if start is None:
-        tuned = search_rate(measure, search_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR), FINE_RATE_FACTOR)
+        tuned = search_learning_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR)
+        tuned = search_learning_rate(measure, tuned, FINE_RATE_FACTOR)
         tuned = choose_setting(measure, [tuned, *(tuned._replace(betas=betas) for betas in CANDIDATE_BETAS)])
     else:
-        tuned = search_rate(measure, start._replace(horizon=1.0), FINE_RATE_FACTOR)
+        tuned = search_learning_rate(measure, start._replace(horizon=1.0), FINE_RATE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
     # A constant rate must be lower.
-    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE_RATE_FACTOR)]
-    finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
-    ladder = search_coarsely(measure)
+    ends = [choose_setting(measure, ends[:-1]), search_learning_rate(measure, ends[-1], FINE_RATE_FACTOR)]
+    finalists = sorted(ends, key=lambda setting: _min_smoothed_loss(measure(setting, SEEDS[0])))
+    ladder = search_coarse_grid(measure)
     others = {"coarse": ladder, "shared": AdamWSetting()}
     easier = {name: select_setting(measure, [setting])[0] for name, setting in others.items()}
-    # the search may miss the optimum of the ladder
+    # The full search may miss the optimum of the coarse grid.
     return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
 
 def choose_setting(measure: TrainSetting, settings: Iterable[AdamWSetting]) -> AdamWSetting:
     """Choose the AdamW setting with the lowest loss on the first seed, by training with each."""
-    return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
+    return min(settings, key=lambda setting: _min_smoothed_loss(measure(setting, SEEDS[0])))
 
 
-def search_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> AdamWSetting:
-    """Multiply or divide the learning rate by a factor until both neighbours are worse; return the best setting."""
+def search_learning_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> AdamWSetting:
+    """Multiply or divide the learning rate by a factor until the loss is lowest; return the setting with this rate."""
     while True:
         rates = [setting.lr / factor, setting.lr, setting.lr * factor]
         low, high = LEARNING_RATE_RANGE
@@ -167,23 +168,23 @@ def search_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> 
         setting = tried
 
 
-def search_coarsely(measure: TrainSetting) -> AdamWSetting:
-    """Search the learning rate in coarse steps, then the weight decay; return the best setting."""
-    rung = search_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR)
+def search_coarse_grid(measure: TrainSetting) -> AdamWSetting:
+    """Search the learning rate on the coarse grid, then the weight decay; return the best setting."""
+    rung = search_learning_rate(measure, AdamWSetting(), COARSE_RATE_FACTOR)
     return choose_setting(measure, [rung._replace(weight_decay=decay) for decay in COARSE_WEIGHT_DECAYS])
 
 
 def make_baseline(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> Baseline:
-    """Make the baseline from the best of several settings (``finalists``), including the loss before training."""
+    """Make a baseline from the best of several settings (``finalists``); it includes the loss before training."""
     strict, curves = select_setting(measure, finalists)
     return strict | {"initial": statistics.fmean(curve.losses[0] for curve in curves)}
 
 
 def select_setting(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> tuple[Baseline, list[LossCurve]]:
-    """Select the setting that reaches the lowest loss on all seeds; return its baseline and its loss curves."""
+    """Select the setting with the lowest loss on its worst seed; return its baseline and its loss curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
-    setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
-    target = max(map(_min_loss, curves[setting]))
+    setting = min(finalists, key=lambda finalist: max(map(_min_smoothed_loss, curves[finalist])))
+    target = max(map(_min_smoothed_loss, curves[setting]))
     hits = {finalist: [curve.first_step_below(target) for curve in curves[finalist]] for finalist in finalists}
     medians = {finalist: statistics.median(hit or math.inf for hit in hits[finalist]) for finalist in finalists}
     fastest = min(finalists, key=medians.__getitem__)
@@ -196,6 +197,6 @@ def select_setting(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> 
     }, curves[setting]
 
 
-def _min_loss(curve: LossCurve) -> float:
-    """Compute the minimum smoothed loss of a run, infinite if it diverged."""
+def _min_smoothed_loss(curve: LossCurve) -> float:
+    """Compute the minimum smoothed loss of a run after its start; infinite if it diverged."""
     return math.inf if curve.diverged else min(curve.losses[1:], default=math.inf)

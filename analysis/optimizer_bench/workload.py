@@ -1,8 +1,8 @@
 """A workload: a model, a training loss that samples its batches, and a validation loss on a fixed set.
 
-Most workloads are made from a task: functions that make the model, a batch's loss and the stream of batches, and the
-validation data. A training run on a workload gives a loss curve: the smoothed validation loss every few steps. Several
-workloads share the data and layers below: fonts, photographs and Python's sources; networks with torch's own weights.
+Most workloads are made from a task: functions that make the model, the loss of a batch and the stream of batches, and
+the validation data. A training run gives a loss curve: the smoothed validation loss every few steps. The data and
+layers that several workloads share are also here: fonts, photographs and Python's sources; small networks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Workload(NamedTuple):
 #: Builds a workload from a seed, which determines initial weights and the order of batches alone.
 WorkloadBuilder = Callable[[int], Workload]
 BatchStream = Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
-DrawBatch = Callable[[Tensor, torch.Generator], Any]  #: Augments the rows of a batch.
+AugmentBatch = Callable[[Tensor, torch.Generator], Any]  #: Makes a batch from its rows, with random changes.
 
 
 @contextmanager
@@ -61,19 +61,19 @@ def seed_initial_weights(seed: int) -> Iterator[None]:
 class WorkloadTask(NamedTuple):
     """The parts of a workload that do not depend on its seed."""
 
-    make_model: Callable[[], nn.Module]  #: Makes the model.
+    make_model: Callable[[], nn.Module]  #: Makes the model with random weights of torch's global generator.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
     stream: BatchStream
-    validation: Any  #: Validation batch.
+    validation: Any  #: The validation batch.
 
 
-def make_workload_builder(describe: Callable[[], WorkloadTask]) -> WorkloadBuilder:
-    """Wrap a function that describes a task, called once, into a builder of workloads."""
-    describe_once = functools.cache(describe)
+def make_workload_builder(make_task: Callable[[], WorkloadTask]) -> WorkloadBuilder:
+    """Decorate a function that makes a task, and is called once: the result builds a workload from a seed."""
+    make_task_once = functools.cache(make_task)
 
-    @functools.wraps(describe)
+    @functools.wraps(make_task)
     def build(seed: int) -> Workload:
-        task = describe_once()
+        task = make_task_once()
         with seed_initial_weights(seed):
             model = task.make_model()
         batches = task.stream(torch.Generator().manual_seed(seed))
@@ -82,13 +82,13 @@ def make_workload_builder(describe: Callable[[], WorkloadTask]) -> WorkloadBuild
     return build
 
 
-def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: rows) -> BatchStream:
-    """Make a stream of shuffled batches of ``size`` rows: each row once per epoch, no incomplete batch."""
+def shuffled_batches(rows: Tensor, batch_size: int, augment: AugmentBatch = lambda rows, _: rows) -> BatchStream:
+    """Make a stream of shuffled batches of ``batch_size`` rows: a row occurs once per epoch, no batch is incomplete."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
         while True:
-            for batch in torch.randperm(len(rows), generator=generator).split(size)[: len(rows) // size]:
-                yield draw(rows[batch], generator)
+            for batch in torch.randperm(len(rows), generator=generator).split(batch_size)[: len(rows) // batch_size]:
+                yield augment(rows[batch], generator)
 
     return stream
 
@@ -98,35 +98,37 @@ def make_seed_zero_generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
-    validation, train = rows[torch.randperm(len(rows), generator=make_seed_zero_generator())].tensor_split([count])
+def hold_out(rows: Tensor, n_validation: int) -> tuple[Tensor, Tensor]:
+    """Shuffle rows (n, ...), and split them into training rows and ``n_validation`` validation rows."""
+    order = torch.randperm(len(rows), generator=make_seed_zero_generator())
+    validation, train = rows[order].tensor_split([n_validation])
     return train, validation
 
 
 def make_row_task(
-    make: Callable[[], nn.Module],
+    make_model: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], Tensor],
     rows: tuple[Tensor, Tensor],
-    size: int,
-    draw: DrawBatch = lambda rows, _: rows,
+    batch_size: int,
+    augment: AugmentBatch = lambda rows, _: rows,
 ) -> WorkloadTask:
-    """Make a task from rows: batches of ``size`` training rows, and validation rows, both (n, ...)."""
+    """Make a task from training and validation rows (n, ...); batches are ``batch_size`` shuffled training rows."""
     train, validation = rows
-    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, make_seed_zero_generator()))
+    stream = shuffled_batches(train, batch_size, augment)
+    return WorkloadTask(make_model, loss, stream, augment(validation, make_seed_zero_generator()))
 
 
 def make_classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
-    """Make the loss of classifying rows (n, ...) with classes (n,), given a model and row indices."""
+    """Make the cross-entropy of rows x (n, ...) with classes y (n,), a function of a model and row indices."""
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
 
 def make_classification_task(
-    make: Callable[[int], nn.Module], data: Dataset, *, held_out: int, size: int
+    make_model: Callable[[int], nn.Module], data: Dataset, *, n_validation: int, batch_size: int
 ) -> WorkloadTask:
-    """Make the task of classifying a data set by ``make(num_classes)``; ``held_out`` rows are for validation."""
-    loss, rows = make_classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
-    return make_row_task(functools.partial(make, data.num_classes), loss, rows, size)
+    """Make the task of classifying the rows of a data set by ``make_model(num_classes)``, with validation rows."""
+    loss, rows = make_classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), n_validation)
+    return make_row_task(functools.partial(make_model, data.num_classes), loss, rows, batch_size)
 
 
 class LossCurve(NamedTuple):
@@ -139,7 +141,7 @@ class LossCurve(NamedTuple):
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``.
 
     def first_step_below(self, target: float) -> int | None:
-        """Find the first step whose smoothed loss is at most the target; None if there is none."""
+        """Return the first validated step whose smoothed loss is at most the target; None if there is none."""
         hits = (STEPS_PER_VALIDATION * index for index, loss in enumerate(self.losses) if index and loss <= target)
         return next(hits, None)
 
@@ -152,12 +154,12 @@ def train_workload(
     max_steps: int,
     target: float = -math.inf,
     schedule: Callable[[int], float] | None = None,
-    caught: type[Exception] | tuple[()] = (),
+    caught_errors: type[Exception] | tuple[()] = (),
 ) -> LossCurve:
     """Train a workload until its smoothed validation loss reaches a target, or for ``max_steps``.
 
-    ``schedule`` is the factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
-    and its groups are its own). Errors of the kind ``caught`` end the run, with a line on stderr.
+    ``schedule`` maps a step, from 0 on, to the factor on learning rates; only baselines have one. Errors of the type
+    ``caught_errors`` end the run as diverged, with a line on stderr.
     """
     workload = build(seed)
     losses: list[float] = []
@@ -191,14 +193,14 @@ def train_workload(
             optimizer.step()
             seconds += time.process_time() - started
             step += 1
-    except caught as error:
+    except caught_errors as error:
         print(f"{getattr(build, '__name__', 'workload')}, seed {seed}: {error!r}", file=sys.stderr)
         diverged = True
     return LossCurve(losses, diverged, round(1000 * seconds / max(1, step), 3))
 
 
 def compute_validation_loss(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:
-    """Compute the validation loss in evaluation mode, then restore training mode."""
+    """Compute the validation loss of a model in evaluation mode, and set training mode again."""
     model.eval()
     with torch.no_grad():
         loss = float(val_loss())
@@ -207,13 +209,13 @@ def compute_validation_loss(model: nn.Module, val_loss: Callable[[], Tensor]) ->
 
 
 @functools.cache
-def load_latin() -> Dataset:
+def load_latin_glyphs() -> Dataset:
     """Load pictures of characters, from ASCII to Latin Extended-A: 7,400 rows of 28 * 28 grey values, 310 classes."""
     return load_glyphs(characters=map(chr, range(0x21, 0x180)), copies=2)
 
 
 @functools.cache
-def load_ascii() -> Dataset:
+def load_ascii_glyphs() -> Dataset:
     """Load pictures of ASCII characters with augmented copies: 94 classes, 6,800 rows of 28 * 28 grey values."""
     return load_glyphs(characters=map(chr, range(0x21, 0x7F)), copies=6)
 
@@ -226,33 +228,33 @@ def load_photograph(name: str = "china.jpg") -> Tensor:
 
 
 def standardise(x: Tensor) -> Tensor:
-    """Standardize rows (n, ...) column by column."""
+    """Standardize each column of rows x (n, ...) to mean 0 and standard deviation 1."""
     return (x - x.mean(0)) / x.std(0)
 
 
 @functools.cache
-def read_sources() -> tuple[dict[str, str], dict[str, str]]:
-    """Read the sources of the standard library's modules by name: for training, and for validation."""
+def read_stdlib_sources() -> tuple[dict[str, str], dict[str, str]]:
+    """Read the source texts of the standard library's modules by file name: of training and of validation modules."""
     train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        # A module stays on its side whatever others its Python has.
+        # The side of a module does not depend on the other modules of the Python version.
         side = train if zlib.crc32(path.name.encode()) % VALIDATION_MODULE_INTERVAL else validation
         side[path.name] = path.read_text(encoding="utf-8")
     return train, validation
 
 
-def join_sources() -> list[str]:
-    """Concatenate the sources of `read_sources` to a training text and a validation text."""
-    return ["".join(modules.values()) for modules in read_sources()]
+def join_stdlib_sources() -> list[str]:
+    """Join the sources of `read_stdlib_sources` to a training text and a validation text."""
+    return ["".join(modules.values()) for modules in read_stdlib_sources()]
 
 
 def encode_ascii(text: str) -> Tensor:
-    """Encode a text as bytes (size,) int64, question marks for non-ASCII characters."""
+    """Encode a text as ASCII codes (size,) int64; other characters become question marks."""
     return torch.frombuffer(bytearray(text.encode("ascii", "replace")), dtype=torch.uint8).long()
 
 
 def cut_windows(symbols: Tensor, length: int, n: int | None = None) -> Tensor:
-    """Cut a text (size,) into windows (n, length) that do not overlap: all, or n at equal distances."""
+    """Cut a sequence (size,) into windows (n, length) without overlap: all, or n windows at equal distances."""
     windows = symbols[: len(symbols) // length * length].view(-1, length)
     return windows if n is None else windows[torch.linspace(0, len(windows) - 1, n).long()]
 
@@ -262,15 +264,15 @@ class ResidualLayers(nn.Module):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
-        self.path = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor to a tensor of the same shape."""
-        return torch.add(x, self.path(x))
+        return torch.add(x, self.layers(x))
 
 
 class RecurrentStates(nn.Module):
-    """A wrapper of a recurrent layer that returns only the hidden states (batch, length, width)."""
+    """A wrapper of a recurrent layer that returns the hidden states of all positions and no final state."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -285,9 +287,9 @@ class RecurrentStates(nn.Module):
 class TokenEmbedding(nn.Module):
     """The sum of token embeddings and position embeddings."""
 
-    def __init__(self, symbols: int, length: int, width: int) -> None:
+    def __init__(self, n_symbols: int, length: int, width: int) -> None:
         super().__init__()
-        self.symbols = nn.Embedding(symbols, width)
+        self.symbols = nn.Embedding(n_symbols, width)
         self.positions = nn.Embedding(length, width)
 
     def forward(self, symbols: Tensor) -> Tensor:

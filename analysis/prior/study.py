@@ -206,7 +206,7 @@ def write_prior(prior: WeightingPrior, path: Path = PARAMETERS_FILE) -> None:
     """Write the weights of a prior as a Python module like the library's ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
-    content = f"{HEADER}\nNUMBERS = (\n{lines})\n".encode()
+    content = f"{HEADER}\nPRIOR_PARAMETERS = (\n{lines})\n".encode()
     write_atomically(path, lambda file: file.write(content))
 
 

@@ -263,7 +263,7 @@ class CustomOptimizer(AdamW):
 
 @pytest.mark.parametrize("case", ["teacher", "16 of 64 x 64"])
 def test_the_time_of_a_step_is_measured_beside_adamws(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "UNTIMED_STEPS", 1)
+    monkeypatch.setattr(step_time, "N_UNTIMED_STEPS", 1)
     (folder / "slow.py").write_text(SLOW)
     given = ["--optimizer", str(folder / "slow.py"), "--case", case, "--steps", "1", "--turns", "2"]
     assert main(["optimizer-time", *given, "--json", str(folder / "out.json")]) == 0

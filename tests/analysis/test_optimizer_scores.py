@@ -28,8 +28,8 @@ from analysis.optimizer_bench.workload import (
     compute_validation_loss,
     cut_windows,
     hold_out,
-    read_sources,
-    shuffle_batches,
+    read_stdlib_sources,
+    shuffled_batches,
 )
 from analysis.optimizer_bench.workloads import GROUPS_OF_WORKLOAD, WORKLOADS, WORKLOADS_BY_ROLE, streams
 from tests.analysis.conftest import read_cells
@@ -190,7 +190,7 @@ def test_every_workload_has_one_role_family_and_kind() -> None:
 def test_rows_are_seen_once_before_any_again_and_those_held_out_never() -> None:
     train, validation = hold_out(torch.arange(20), 7)
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(20))
-    stream = shuffle_batches(train, 4, lambda rows, generator: (rows, torch.rand(1, generator=generator)))(generate(3))
+    stream = shuffled_batches(train, 4, lambda rows, generator: (rows, torch.rand(1, generator=generator)))(generate(3))
     batches = [next(stream)[0] for _ in range(6)]
     for epoch in (batches[:3], batches[3:]):
         assert len(torch.cat(epoch).unique()) == 12
@@ -200,6 +200,6 @@ def test_rows_are_seen_once_before_any_again_and_those_held_out_never() -> None:
 def test_windows_of_text_do_not_overlap_and_modules_are_held_out() -> None:
     assert cut_windows(torch.arange(10), 3).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert cut_windows(torch.arange(10), 2, 3).tolist() == [[0, 1], [4, 5], [8, 9]]
-    train, validation = read_sources()
+    train, validation = read_stdlib_sources()
     assert not train.keys() & validation.keys()
     assert len(validation) > 10

@@ -39,7 +39,7 @@ from analysis.prior.tasks import (
 from analysis.real_data.sets import is_held_out_table, is_reported_table
 from protonet import solve
 from protonet.errors import InputError
-from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prior
+from protonet.fit.prior import WeightingPrior, deserialize_prior, load_published_prior, serialize_prior
 from protonet.fit.search import ModelSearch
 from protonet.network import PrototypeNetwork
 from protonet.views.tabular_transformer import CellEncoder
@@ -155,8 +155,9 @@ def test_weights_are_written_as_a_module(tmp_path: Path) -> None:
     prior_study.write_prior(WeightingPrior(), path)
     scope: dict[str, tuple[str, ...]] = {}
     exec(path.read_text(encoding="utf-8"), scope)
-    assert isinstance(deserialize_prior("".join(scope["NUMBERS"])), WeightingPrior)
-    assert max(map(len, path.read_text().splitlines())) <= 120
+    assert isinstance(deserialize_prior("".join(scope["PRIOR_PARAMETERS"])), WeightingPrior)
+    prior_study.write_prior(load_published_prior(), path)
+    assert path.read_bytes() == prior_study.PARAMETERS_FILE.read_bytes()
 
 
 @pytest.mark.parametrize("family", TABLE_FAMILIES)

@@ -22,25 +22,25 @@ from analysis.optimizer_bench.workload import (
 )
 
 N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2  #: Joints, and largest angle of each in both directions.
-#: Fraction of outliers, and their standard deviation relative to that of other readings.
-OUTLIER_FRACTION, OUTLIER_SIZE = 0.01, 100.0
+#: Fraction of readings that are outliers, and their standard deviation relative to that of other readings.
+OUTLIER_FRACTION, OUTLIER_STD = 0.01, 100.0
 N_READINGS = 20_000
 #: Units of time: delay of the equation, step of its solution, and interval between two samples.
 MACKEY_GLASS_DELAY, EULER_STEP, SAMPLING_INTERVAL = 17.0, 0.1, 6.0
-#: Series, samples of each, and discarded samples before them.
-N_SERIES, SAMPLES_PER_SERIES, DISCARDED_SAMPLES = 64, 400, 50
-FORECAST_HORIZON, SERIES_NOISE = 14, 0.05  #: Forecast horizon in samples, and standard deviation of the noise.
-WINDOW_LENGTH, WARMUP_SAMPLES = 24, 8  #: Samples of a window, and samples before the first forecast in the loss.
+#: Number of series, samples of each, and discarded samples before them.
+N_SERIES, SAMPLES_PER_SERIES, N_DISCARDED_SAMPLES = 64, 400, 50
+FORECAST_HORIZON, SERIES_NOISE_STD = 14, 0.05  #: Forecast horizon in samples, and standard deviation of the noise.
+WINDOW_LENGTH, N_WARMUP_SAMPLES = 24, 8  #: Samples of a window, and samples before the first forecast in the loss.
 DIFFUSIVITY = 0.02
-#: Amplitudes at time 0 of the components sin(k pi x) of the solution.
+#: Amplitude at time 0 of each component sin(k pi x) of the solution, by k.
 INITIAL_TEMPERATURE_MODES = {1: 1.0, 3: 0.6, 6: 0.4}
 #: Points of a batch: inside, and on each of the three sides with known values.
-INTERIOR_POINTS, BOUNDARY_POINTS = 64, 16
+N_INTERIOR_POINTS, N_BOUNDARY_POINTS = 64, 16
 BOUNDARY_LOSS_WEIGHT = 10.0
 SPRING_STIFFNESS = 0.5  #: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
-MAX_INITIAL_STATE = 1.5  #: Standard deviation of the first angles and velocities.
+INITIAL_STATE_STD = 1.5  #: Standard deviation of the initial angles and velocities.
 #: Time step, observations per trajectory after its first state, and integration substeps.
-OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20
+OBSERVATION_INTERVAL, N_OBSERVATIONS, N_SUBSTEPS = 0.6, 2, 20
 
 
 @make_workload_builder
@@ -54,14 +54,14 @@ def regression_with_outliers() -> WorkloadTask:
     headings = (MAX_JOINT_ANGLE * x).cumsum(1)  # (n, joints)
     hands = standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
     spoilt = torch.rand(N_READINGS, 1, generator=generator) < OUTLIER_FRACTION
-    readings = torch.where(spoilt, OUTLIER_SIZE * torch.randn(hands.shape, generator=generator), hands)
+    readings = torch.where(spoilt, OUTLIER_STD * torch.randn(hands.shape, generator=generator), hands)
     validation, train = torch.arange(N_READINGS).tensor_split([512])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), (readings if model.training else hands)[rows])
 
-    make = functools.partial(make_mlp, N_JOINTS, 64, 64, 2, activation=nn.Tanh)
-    return make_row_task(make, loss, (train, validation), 16)
+    make_model = functools.partial(make_mlp, N_JOINTS, 64, 64, 2, activation=nn.Tanh)
+    return make_row_task(make_model, loss, (train, validation), 16)
 
 
 def simulate_chaotic_series(series: int, samples: int) -> Tensor:
@@ -83,28 +83,28 @@ def simulate_chaotic_series(series: int, samples: int) -> Tensor:
 def chaotic_series_forecasting() -> WorkloadTask:
     """Forecast noisy chaotic time series by a causal tanh network.
 
-    The loss is the unexplained fraction of the variance, from sample ``WARMUP_SAMPLES`` on.
+    The loss is the unexplained fraction of the variance, from sample ``N_WARMUP_SAMPLES`` on.
     """
-    x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
+    x = simulate_chaotic_series(N_SERIES, N_DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, N_DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=make_seed_zero_generator())
+    seen = x + SERIES_NOISE_STD * torch.randn(x.shape, generator=make_seed_zero_generator())
     pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
     windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = (part.flatten(0, 1) for part in windows.tensor_split([4]))
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         states = RecurrentStates(nn.RNN(1, 48, batch_first=True))
         return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(48, 1), nn.Flatten())
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         seen, later = windows.unbind(1)
-        return F.mse_loss(model(seen)[:, WARMUP_SAMPLES:], later[:, WARMUP_SAMPLES:])
+        return F.mse_loss(model(seen)[:, N_WARMUP_SAMPLES:], later[:, N_WARMUP_SAMPLES:])
 
-    return make_row_task(make, loss, (train, validation), 16)
+    return make_row_task(make_model, loss, (train, validation), 16)
 
 
-def differentiate(model: nn.Module, points: Tensor) -> Tensor:
-    """Compute a tanh network's output u and its derivatives u_t, u_x and u_xx at ``points`` (n, 2), (t, x): (4, n)."""
+def compute_derivatives(model: nn.Module, points: Tensor) -> Tensor:
+    """Compute a tanh network's output u and derivatives u_t, u_x and u_xx (4, n) at points (n, 2) of t and x."""
     axes = torch.eye(3, 2, dtype=points.dtype)  # the last row is 0
     rates = axes.unsqueeze(1).expand(-1, len(points), -1)  # (3, n, 2)
     jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
@@ -115,7 +115,7 @@ def differentiate(model: nn.Module, points: Tensor) -> Tensor:
 
 
 def propagate_through_linear(layer: nn.Linear, jet: Tensor) -> Tensor:
-    """Propagate values and derivatives (4, n, inputs) through a linear layer, whose bias affects only the values."""
+    """Propagate values and derivatives (4, n, inputs) through a linear layer; its bias affects only the values."""
     return torch.cat([layer(jet[:1]), F.linear(jet[1:], layer.weight)])
 
 
@@ -127,7 +127,7 @@ def propagate_through_tanh(jet: Tensor) -> Tensor:
     return torch.stack([value, u_t, u_x, u_xx - 2 * value * u_x * jet[2]])
 
 
-def solve_heat(points: Tensor) -> Tensor:
+def exact_temperatures(points: Tensor) -> Tensor:
     """Compute exact temperatures (n,) at times and positions (n, 2) of a rod of length 1 with ends at temperature 0."""
     t, x = points.unbind(1)
     waves = [
@@ -149,33 +149,36 @@ def heat_equation() -> WorkloadTask:
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
         while True:
-            points = torch.rand(INTERIOR_POINTS + 3 * BOUNDARY_POINTS, 2, generator=generator)
-            start, left, right = points[INTERIOR_POINTS:].split(BOUNDARY_POINTS)  # views
+            points = torch.rand(N_INTERIOR_POINTS + 3 * N_BOUNDARY_POINTS, 2, generator=generator)
+            start, left, right = points[N_INTERIOR_POINTS:].split(N_BOUNDARY_POINTS)  # views
             start[:, 0], left[:, 1], right[:, 1] = 0, 0, 1
             yield points
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
-        solution = solve_heat(points)
+        solution = exact_temperatures(points)
         if not model.training:
             error: Tensor = model(points).squeeze(1) - solution
             return error.square().sum() / solution.square().sum()
-        u, u_t, _, u_xx = differentiate(model, points)
-        residual = (u_t - DIFFUSIVITY * u_xx)[:INTERIOR_POINTS]
-        at_edges = F.mse_loss(u[INTERIOR_POINTS:], solution[INTERIOR_POINTS:])
+        u, u_t, _, u_xx = compute_derivatives(model, points)
+        residual = (u_t - DIFFUSIVITY * u_xx)[:N_INTERIOR_POINTS]
+        at_edges = F.mse_loss(u[N_INTERIOR_POINTS:], solution[N_INTERIOR_POINTS:])
         return F.mse_loss(residual, torch.zeros_like(residual)) + BOUNDARY_LOSS_WEIGHT * at_edges
 
     grid = torch.cartesian_prod(torch.linspace(0, 1, 25), torch.linspace(0, 1, 50))
     return WorkloadTask(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
 
 
-def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
-    """Integrate states (n, d) over ``count`` equal time steps by the classical Runge-Kutta method: (n, count, d)."""
+VectorField = Callable[[Tensor], Tensor]  #: Maps states (n, d) to their time derivatives (n, d).
+
+
+def integrate_runge_kutta(derivative: VectorField, states: Tensor, interval: float, n_steps: int) -> Tensor:
+    """Integrate states (n, d) over time steps of equal intervals by the classical method: (n, n_steps, d)."""
     path = []
-    for _ in range(count):
-        first = field(states)
-        second = field(states + interval / 2 * first)
-        third = field(states + interval / 2 * second)
-        fourth = field(states + interval * third)
+    for _ in range(n_steps):
+        first = derivative(states)
+        second = derivative(states + interval / 2 * first)
+        third = derivative(states + interval / 2 * second)
+        fourth = derivative(states + interval * third)
         states = states + interval / 6 * (first + 2 * (second + third) + fourth)
         path.append(states)
     return torch.stack(path, dim=1)
@@ -188,18 +191,18 @@ def coupled_pendulums() -> WorkloadTask:
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
 
-    def differentiate(states: Tensor) -> Tensor:
+    def time_derivative(states: Tensor) -> Tensor:
         angles, rates = states.chunk(2, dim=1)  # each (n, 2)
         return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
 
-    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=make_seed_zero_generator(), dtype=torch.float64)
-    substeps = RUNGE_KUTTA_SUBSTEPS
-    path = integrate(differentiate, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
+    first = INITIAL_STATE_STD * torch.randn(4000, 4, generator=make_seed_zero_generator(), dtype=torch.float64)
+    substeps = N_SUBSTEPS
+    path = integrate_runge_kutta(time_derivative, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
     states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)
     validation, train = states.tensor_split([256])
 
     def loss(model: nn.Module, paths: Tensor) -> Tensor:
-        return F.mse_loss(integrate(model, paths[:, 0], OBSERVATION_INTERVAL, N_OBSERVATIONS), paths[:, 1:])
+        return F.mse_loss(integrate_runge_kutta(model, paths[:, 0], OBSERVATION_INTERVAL, N_OBSERVATIONS), paths[:, 1:])
 
-    make = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
-    return make_row_task(make, loss, (train, validation), 64)
+    make_model = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
+    return make_row_task(make_model, loss, (train, validation), 64)

@@ -24,39 +24,40 @@ from analysis.optimizer_bench.workload import (
     WorkloadTask,
     make_seed_zero_generator,
     make_workload_builder,
-    shuffle_batches,
+    shuffled_batches,
 )
 
 DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
 MAX_FUNCTIONS_PER_NAME = 6  #: Maximum number of functions with one name; more frequent names are uninformative.
-N_WORD_FEATURES = 256  #: Features: whether a body has each of the commonest words.
-SAMPLED_NEIGHBOURS = 5  #: Neighbours drawn of each node.
-ATTENTION_HEADS, ATTENTION_SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
-N_MODULES, LABELLED_PER_MODULE = 8, 6  #: The convolution's: modules, the largest ones, and labelled functions of each.
+N_WORD_FEATURES = 256  #: Number of features: whether a body has each of the most frequent words.
+N_SAMPLED_NEIGHBOURS = 5  #: Neighbours that are sampled for each node.
+N_HEADS, LEAKY_RELU_SLOPE = 2, 0.2  #: Number of attention heads, and slope of negative attention scores.
+#: Of the graph convolution: number of modules, the largest ones, and labelled functions of each.
+N_MODULES, N_LABELLED_PER_MODULE = 8, 6
 HIDDEN_WIDTH, DROPOUT = 16, 0.5
 
 
-class Graph(NamedTuple):
-    """A graph: the neighbours of node i, including i, are ``neighbours[start[i] : start[i] + degree[i]]``."""
+class FunctionGraph(NamedTuple):
+    """A graph of functions: ``neighbours[start[i] : start[i] + degree[i]]`` are those of node i, including i."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  #: (n, words) float32: which words occur in each function.
+    y: Tensor  #: (n,) int64: the module of each function.
     neighbours: Tensor
     start: Tensor
     degree: Tensor
 
-    def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
+    def sample_neighbours(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
         """Sample neighbours (..., fanout) of each of the nodes (...), with replacement."""
-        shape = *nodes.shape, SAMPLED_NEIGHBOURS
+        shape = *nodes.shape, N_SAMPLED_NEIGHBOURS
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
         return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
 
 
 @functools.cache
-def load_graph() -> Graph:
-    """Load the graph of functions in Python's standard library, of modules with enough functions."""
+def load_function_graph() -> FunctionGraph:
+    """Load the graph of the functions in Python's standard library, in modules with enough functions."""
     names, bodies, labels = [], [], []
     module = 0
     library = Path(sysconfig.get_path("stdlib"))
@@ -84,10 +85,10 @@ def load_graph() -> Graph:
     x = np.array([[word in body for word in words] for body in bodies], np.float32)  # (n, words)
     degree = torch.tensor(list(map(len, adjacent)))
     neighbours = torch.tensor([other for near in adjacent for other in sorted(near)])
-    return Graph(torch.from_numpy(x), torch.tensor(labels), neighbours, degree.cumsum(0) - degree, degree)
+    return FunctionGraph(torch.from_numpy(x), torch.tensor(labels), neighbours, degree.cumsum(0) - degree, degree)
 
 
-class NeighbourMean(nn.Module):
+class GraphSageLayer(nn.Module):
     """GraphSAGE's layer: a linear map of a node plus a linear map of the mean of its neighbours.
 
     Source: Hamilton, Ying and Leskovec (2017), Inductive representation learning on large graphs, algorithms 1 and 2:
@@ -104,7 +105,7 @@ class NeighbourMean(nn.Module):
         return torch.add(self.own(x), self.others(near.mean(dim=-2)))
 
 
-class GraphAttention(nn.Module):
+class GraphAttentionLayer(nn.Module):
     """Graph attention: for each head, a mean over a node and its neighbours, with weights from a one-layer network.
 
     Source: P. Veličković et al. (2018), Graph attention networks, arXiv 1710.10903; here neighbours are sampled.
@@ -112,10 +113,10 @@ class GraphAttention(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.features = nn.Linear(inputs, ATTENTION_HEADS * width, bias=False)
-        self.from_self = nn.Parameter(torch.empty(ATTENTION_HEADS, width))
-        self.from_near = nn.Parameter(torch.empty(ATTENTION_HEADS, width))
-        self.bias = nn.Parameter(torch.zeros(ATTENTION_HEADS, width))
+        self.features = nn.Linear(inputs, N_HEADS * width, bias=False)
+        self.from_self = nn.Parameter(torch.empty(N_HEADS, width))
+        self.from_near = nn.Parameter(torch.empty(N_HEADS, width))
+        self.bias = nn.Parameter(torch.zeros(N_HEADS, width))
         for parameter in (self.features.weight, self.from_self, self.from_near):
             nn.init.xavier_uniform_(parameter)
 
@@ -125,73 +126,74 @@ class GraphAttention(nn.Module):
         others = self.features(near).unflatten(-1, self.bias.shape)  # (..., k, heads, width)
         values = torch.cat((node_features, others), -3)  # (..., 1 + k, heads, width)
         scores = (node_features * self.from_self).sum(-1) + (values * self.from_near).sum(-1)  # (..., 1 + k, heads)
-        weights = F.leaky_relu(scores, ATTENTION_SLOPE).softmax(-2)
+        weights = F.leaky_relu(scores, LEAKY_RELU_SLOPE).softmax(-2)
         return torch.add((weights[..., None] * values).sum(-3), self.bias)
 
 
-def classify_modules(
-    make: Callable[[int], nn.Module],
+def make_module_task(
+    make_model: Callable[[int], nn.Module],
     between: Callable[[Tensor], Tensor],
     finish: Callable[[Tensor], Tensor],
     *,
-    size: int,
-    held_out: int,
+    batch_size: int,
+    n_validation: int,
 ) -> WorkloadTask:
     """Make the task of classifying functions by module, from their words and from sampled neighbours.
 
-    ``make`` maps the number of classes to two layers on nodes and their neighbours; ``between`` maps the output of the
-    first layer, ``finish`` the output of the second to logits. ``size`` functions are a batch.
+    ``make_model`` maps the number of classes to two layers on nodes and their neighbours; ``between`` is applied to the
+    output of the first layer, and ``finish`` maps the output of the second layer to logits.
     """
-    graph, generator = load_graph(), make_seed_zero_generator()
-    validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
+    graph, generator = load_function_graph(), make_seed_zero_generator()
+    validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([n_validation])
 
-    def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        near = graph.draw(nodes, generator)
-        return nodes, near, graph.draw(near, generator)
+    def sample_neighbourhood(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        near = graph.sample_neighbours(nodes, generator)
+        return nodes, near, graph.sample_neighbours(near, generator)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         (first, second), (x, near, far) = model.children(), (graph.x[nodes] for nodes in batch)
         logits = finish(second(between(first(x, near)), between(first(near, far))))
         return F.cross_entropy(logits, graph.y[batch[0]])
 
-    model = functools.partial(make, int(graph.y.max()) + 1)
-    return WorkloadTask(model, loss, shuffle_batches(train, size, draw), draw(validation, generator))
+    model = functools.partial(make_model, int(graph.y.max()) + 1)
+    stream = shuffled_batches(train, batch_size, sample_neighbourhood)
+    return WorkloadTask(model, loss, stream, sample_neighbourhood(validation, generator))
 
 
 @make_workload_builder
 def graph_sage() -> WorkloadTask:
     """Classify functions by module with GraphSAGE; the seed determines the sampled neighbours, too."""
 
-    def make(num_classes: int) -> nn.Module:
-        return nn.ModuleList([NeighbourMean(N_WORD_FEATURES, 64), NeighbourMean(64, num_classes)])
+    def make_model(num_classes: int) -> nn.Module:
+        return nn.ModuleList([GraphSageLayer(N_WORD_FEATURES, 64), GraphSageLayer(64, num_classes)])
 
-    return classify_modules(make, torch.relu, lambda logits: logits, size=48, held_out=300)
+    return make_module_task(make_model, torch.relu, lambda logits: logits, batch_size=48, n_validation=300)
 
 
 @make_workload_builder
 def graph_attention_network() -> WorkloadTask:
     """Classify functions by module with graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
-    def make(num_classes: int) -> nn.Module:
-        return nn.ModuleList([GraphAttention(N_WORD_FEATURES, 16), GraphAttention(ATTENTION_HEADS * 16, num_classes)])
+    def make_model(num_classes: int) -> nn.Module:
+        return nn.ModuleList([GraphAttentionLayer(N_WORD_FEATURES, 16), GraphAttentionLayer(N_HEADS * 16, num_classes)])
 
     def between(x: Tensor) -> Tensor:
         return F.elu(x).flatten(-2)
 
-    return classify_modules(make, between, lambda logits: logits.mean(-2), size=16, held_out=100)
+    return make_module_task(make_model, between, lambda logits: logits.mean(-2), batch_size=16, n_validation=100)
 
 
 @make_workload_builder
 def graph_convolution_network() -> WorkloadTask:
-    """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
+    """Classify functions by module with a graph convolutional network and few labels; the whole graph is a batch.
 
-    Two layers average linear maps of the neighbours, with dropout before each layer. The network overfits: the
-    validation loss rises again, unless weight decay is strong.
+    Two layers average linear maps of the neighbours, with dropout before each, which the seed determines. The network
+    overfits: the validation loss rises again, unless weight decay is strong.
 
     Source: T. N. Kipf and M. Welling (2017), Semi-supervised classification with graph convolutional networks, arXiv
         1609.02907; here dropout takes a word, or a hidden feature, from all nodes at once.
     """
-    graph = load_graph()
+    graph = load_function_graph()
     largest = graph.y.bincount().argsort(descending=True, stable=True)[:N_MODULES]
     among = torch.isin(graph.y, largest)
     x, y, indices = graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), among.cumsum(0) - 1
@@ -201,16 +203,16 @@ def graph_convolution_network() -> WorkloadTask:
     mixing = torch.sparse_coo_tensor(edges, shares, (len(x), len(x)), check_invariants=True).coalesce()
     shuffled = torch.randperm(len(x), generator=make_seed_zero_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
-    train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]
+    train, validation = shuffled[rank <= N_LABELLED_PER_MODULE], shuffled[rank > N_LABELLED_PER_MODULE]
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         layers = [nn.Linear(N_WORD_FEATURES, HIDDEN_WIDTH), nn.Linear(HIDDEN_WIDTH, N_MODULES)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         return nn.ModuleList(layers)
 
-    def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample_dropout(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         stays = torch.rand(N_WORD_FEATURES + HIDDEN_WIDTH, generator=generator) >= DROPOUT
         return nodes, stays / (1 - DROPOUT)
 
@@ -221,4 +223,4 @@ def graph_convolution_network() -> WorkloadTask:
         return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
 
     held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN_WIDTH)
-    return WorkloadTask(make, loss, shuffle_batches(train, len(train), draw), held_out)
+    return WorkloadTask(make_model, loss, shuffled_batches(train, len(train), sample_dropout), held_out)

@@ -16,8 +16,8 @@ from analysis.optimizer_bench.workload import (
     ResidualLayers,
     WorkloadTask,
     hold_out,
-    load_ascii,
-    load_latin,
+    load_ascii_glyphs,
+    load_latin_glyphs,
     load_photograph,
     make_classification_loss,
     make_classification_task,
@@ -27,7 +27,7 @@ from analysis.optimizer_bench.workload import (
     make_seed_zero_generator,
     make_transformer,
     make_workload_builder,
-    shuffle_batches,
+    shuffled_batches,
     standardise,
 )
 from protonet.losses import episodic_loss
@@ -42,16 +42,16 @@ SEQUENCE_IMAGE_SIDE = 8  #: Pixels per side of the downsampled pictures that are
 STATE_SPACE_CHANNELS, STATES_PER_CHANNEL = 16, 8
 #: Range of the initial time steps of the channels: the state decays by exp(-STATE_SPACE_DECAY * step) per pixel.
 STATE_SPACE_STEP_RANGE, STATE_SPACE_DECAY = (0.01, 0.2), 0.5
-HELD_OUT_COPIES = 5  #: Every fifth character is held out, if validation is on unseen characters.
+HELD_OUT_CLASS_INTERVAL = 5  #: Every fifth character is held out if validation is on new characters.
 EPISODE_SIZES = {"n_way": 20, "n_shot": 1, "n_query": 4}
 #: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
 MAX_ROTATION, MAX_ZOOM, MAX_SHIFT = math.radians(20), 0.25, 0.15
-PIXEL_NOISE, CONTRASTIVE_TEMPERATURE = 0.1, 0.2  #: Standard deviation of the noise of a view; the temperature.
-LATENT_DIM = 16  #: The autoencoder's.
+PIXEL_NOISE_STD, CONTRASTIVE_TEMPERATURE = 0.1, 0.2  #: Standard deviation of the noise of a view; the temperature.
+LATENT_DIM = 16  #: Width of the latent of the autoencoder.
 INITIAL_OUTPUT_SCALE = 0.1  #: Factor on the outputs of a layer that preserves the scale of its inputs.
-#: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
-TILE_SIDE, NOISE_RANGE = 12, (0.02, 0.3)
-FREQUENCY_DEVIATION = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
+#: Pixels per side of a tile, and range of the standard deviation of its noise, for colours in [0, 1].
+TILE_SIDE, NOISE_STD_RANGE = 12, (0.02, 0.3)
+INITIAL_FREQUENCY_STD = 16.0  #: Standard deviation of the initial frequencies, in periods per picture.
 N_FREQUENCIES, MLP_WIDTH = 48, 96
 
 
@@ -59,12 +59,12 @@ N_FREQUENCIES, MLP_WIDTH = 48, 96
 def cnn_classification() -> WorkloadTask:
     """Classify Latin characters by three strided convolutions and a linear head."""
 
-    def make(num_classes: int) -> nn.Module:
+    def make_model(num_classes: int) -> nn.Module:
         convolutions = make_convolutions(1, 16, 32, 32, stride=2)
         image = nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE))
         return nn.Sequential(image, *convolutions, nn.Flatten(), nn.Linear(512, num_classes))
 
-    return make_classification_task(make, load_latin(), held_out=300, size=32)
+    return make_classification_task(make_model, load_latin_glyphs(), n_validation=300, batch_size=32)
 
 
 class ViT(nn.Module):
@@ -87,21 +87,21 @@ class ViT(nn.Module):
 @make_workload_builder
 def vit_classification() -> WorkloadTask:
     """Classify ASCII characters by a transformer of their patches."""
-    return make_classification_task(ViT, load_ascii(), held_out=200, size=16)
+    return make_classification_task(ViT, load_ascii_glyphs(), n_validation=200, batch_size=16)
 
 
 @make_workload_builder
 def large_initial_weights() -> WorkloadTask:
     """Classify characters by an MLP whose initial weights, and thus its initial logits, are far too large."""
 
-    def make(num_classes: int) -> nn.Module:
+    def make_model(num_classes: int) -> nn.Module:
         model = make_mlp(PIXELS_PER_IMAGE, 96, 96, num_classes)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(INITIAL_WEIGHT_FACTOR)
         return model
 
-    return make_classification_task(make, load_ascii(), held_out=300, size=32)
+    return make_classification_task(make_model, load_ascii_glyphs(), n_validation=300, batch_size=32)
 
 
 @make_workload_builder
@@ -110,20 +110,20 @@ def wrong_training_labels() -> WorkloadTask:
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
-    data, generator = load_ascii(), make_seed_zero_generator()
+    data, generator = load_ascii_glyphs(), make_seed_zero_generator()
     validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
     y = data.y.clone()
     other = torch.randint(1, data.num_classes, train.shape, generator=generator)
     wrong = torch.rand(train.shape, generator=generator) < WRONG_LABEL_FRACTION
     y[train] = torch.where(wrong, (y[train] + other) % data.num_classes, y[train])
-    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
-    return make_row_task(make, make_classification_loss(data.x, y), (train, validation), 16)
+    make_model = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
+    return make_row_task(make_model, make_classification_loss(data.x, y), (train, validation), 16)
 
 
 def compute_image_moments(images: Tensor) -> Tensor:
-    """Compute the image moments of images (n, pixels) up to the second: (n, shapes), in pixels.
+    """Compute the image moments (n, moments) of images (n, pixels) up to second order, in pixels.
 
-    The moments are: the sum of the ink, its mean row and column, the variances of both and their covariance.
+    The moments are the sum of the grey values, their mean row and column, the variances of both and their covariance.
     """
     positions = torch.cartesian_prod(torch.arange(IMAGE_SIDE), torch.arange(IMAGE_SIDE)).float()  # (pixels, 2)
     total = images.sum(1, keepdim=True)  # (n, 1)
@@ -136,18 +136,17 @@ def compute_image_moments(images: Tensor) -> Tensor:
 
 @make_workload_builder
 def multi_task_glyphs() -> WorkloadTask:
-    """Predict a glyph's character and centred shape, and reconstruct it, by several heads on one trunk.
+    """Predict a glyph's character and image moments, and reconstruct it, by several heads on a shared trunk.
 
-    The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
-    of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
-    each relative to the loss of a constant prediction for all glyphs.
+    The training loss is the unweighted sum of the losses, whose initial values differ: 4.5 for classes, 150 for shapes
+    and 0.04 for pixels. The validation loss is the mean of the losses relative to those of a constant prediction.
     """
-    data = load_ascii()
+    data = load_ascii_glyphs()
     shapes = compute_image_moments(data.x)
     shapes -= shapes.mean(0)
     guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         trunk = nn.Sequential(make_mlp(PIXELS_PER_IMAGE, 96, 48), nn.ReLU())
         sizes = data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE
         return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in sizes)])
@@ -160,7 +159,7 @@ def multi_task_glyphs() -> WorkloadTask:
         losses = torch.stack([class_loss, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
         return losses.sum() if model.training else (losses / guesses).mean()
 
-    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+    return make_row_task(make_model, loss, hold_out(torch.arange(len(data.x)), 300), 32)
 
 
 class MixtureOfExperts(nn.Module):
@@ -169,12 +168,12 @@ class MixtureOfExperts(nn.Module):
     Source: W. Fedus, B. Zoph and N. Shazeer (2022), Switch transformers, arXiv 2101.03961, (1) to (6).
     """
 
-    def __init__(self, num_classes: int, width: int = 64, within: int = 48) -> None:
+    def __init__(self, num_classes: int, width: int = 64, hidden: int = 48) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Linear(PIXELS_PER_IMAGE, width), nn.ReLU())
         self.gate = nn.Linear(width, N_EXPERTS)
-        self.rise = nn.Parameter(torch.randn(N_EXPERTS, width, within) * math.sqrt(2 / width))
-        self.fall = nn.Parameter(torch.randn(N_EXPERTS, within, width) * math.sqrt(2 / within))
+        self.rise = nn.Parameter(torch.randn(N_EXPERTS, width, hidden) * math.sqrt(2 / width))
+        self.fall = nn.Parameter(torch.randn(N_EXPERTS, hidden, width) * math.sqrt(2 / hidden))
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,16 +190,16 @@ class MixtureOfExperts(nn.Module):
 
 @make_workload_builder
 def mixture_of_experts() -> WorkloadTask:
-    """Classify characters by a mixture of experts. The load imbalance is part of the training loss alone."""
-    data = load_latin()
+    """Classify characters by a mixture of experts; only the training loss includes the load imbalance."""
+    data = load_latin_glyphs()
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         logits, imbalance = model(data.x[rows])
         total: Tensor = F.cross_entropy(logits, data.y[rows]) + LOAD_BALANCE_WEIGHT * imbalance * model.training
         return total
 
-    make = functools.partial(MixtureOfExperts, data.num_classes)
-    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+    make_model = functools.partial(MixtureOfExperts, data.num_classes)
+    return make_row_task(make_model, loss, hold_out(torch.arange(len(data.x)), 300), 32)
 
 
 class StateSpaceLayer(nn.Module):
@@ -223,7 +222,7 @@ class StateSpaceLayer(nn.Module):
         self.readout = nn.Parameter(torch.randn(2, *shape))
         self.through = nn.Parameter(torch.randn(STATE_SPACE_CHANNELS))
 
-    def make_kernel(self, length: int) -> Tensor:
+    def compute_kernel(self, length: int) -> Tensor:
         """Compute the impulse response (channels, length): the output 0, 1, ... steps after a unit input."""
         time = self.log_step.exp() * torch.arange(length)  # (channels, length)
         decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
@@ -234,7 +233,7 @@ class StateSpaceLayer(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Map inputs (n, channels, length) to outputs of the same shape."""
         length = u.shape[2]
-        spectra = [torch.fft.rfft(x, 2 * length) for x in (self.make_kernel(length), u)]
+        spectra = [torch.fft.rfft(x, 2 * length) for x in (self.compute_kernel(length), u)]
         remembered = torch.fft.irfft(torch.mul(*spectra), 2 * length)[..., :length]
         return torch.add(remembered, self.through[:, None] * u)
 
@@ -247,7 +246,7 @@ def state_space_classification() -> WorkloadTask:
     """
     channels = STATE_SPACE_CHANNELS
 
-    def make(num_classes: int) -> nn.Module:
+    def make_model(num_classes: int) -> nn.Module:
         layers = []
         for _ in range(2):
             mix = StateSpaceLayer(), nn.GELU(), nn.Conv1d(channels, 2 * channels, 1), nn.GLU(dim=1)
@@ -255,9 +254,10 @@ def state_space_classification() -> WorkloadTask:
         pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
         return nn.Sequential(nn.Conv1d(1, channels, 1), *layers, *pool, nn.Linear(channels, num_classes))
 
-    data = load_ascii()
+    data = load_ascii_glyphs()
     x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE)
-    return make_classification_task(make, data._replace(x=x.flatten(2)), held_out=64, size=16)  # (n, 1, pixels)
+    data = data._replace(x=x.flatten(2))  # (n, 1, pixels)
+    return make_classification_task(make_model, data, n_validation=64, batch_size=16)
 
 
 @make_workload_builder
@@ -266,10 +266,10 @@ def prototypical_network() -> WorkloadTask:
 
     This is the training of prototypical networks, validated on characters that are not in the training set.
     """
-    data = load_latin()
+    data = load_latin_glyphs()
     classes = torch.arange(data.num_classes)
     index = index_classes(data.y)
-    held_out = classes % HELD_OUT_COPIES == 0
+    held_out = classes % HELD_OUT_CLASS_INTERVAL == 0
     train, novel = (index.select_classes(classes[chosen]) for chosen in (~held_out, held_out))
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
@@ -280,23 +280,23 @@ def prototypical_network() -> WorkloadTask:
         embeddings = F.normalize(model(data.x[episodes]), dim=-1)  # (episodes, way, shot + query, embedding)
         return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
 
-    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
+    make_model = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
     validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=make_seed_zero_generator())
-    return WorkloadTask(make, loss, stream, validation)
+    return WorkloadTask(make_model, loss, stream, validation)
 
 
-def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
+def augment_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
     """Augment each picture (n, 1, side, side) twice: (2 n, 1, side, side); two views of a picture are n rows apart."""
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
     cos, sin = ((1 + MAX_ZOOM * zoom) * side for side in ((MAX_ROTATION * angle).cos(), (MAX_ROTATION * angle).sin()))
     maps = torch.stack((cos, -sin, MAX_SHIFT * right, sin, cos, MAX_SHIFT * down), 1).view(-1, 2, 3)
     grid = F.affine_grid(maps, [len(maps), 1, IMAGE_SIDE, IMAGE_SIDE], align_corners=False)
     views = F.grid_sample(pictures.repeat(2, 1, 1, 1), grid, align_corners=False)
-    return views + PIXEL_NOISE * torch.randn(views.shape, generator=generator)
+    return views + PIXEL_NOISE_STD * torch.randn(views.shape, generator=generator)
 
 
 def contrastive_loss(embeddings: Tensor) -> Tensor:
-    """Compute the cross-entropy, 0-d, of identifying the other view of each row, n rows apart, in (2 n, embedding).
+    """Compute the cross-entropy, 0-d, of identifying the other view of each row of (2 n, dim), which is n rows apart.
 
     Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
         arXiv 2002.05709, algorithm 1.
@@ -308,35 +308,35 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 
 @make_workload_builder
 def simclr() -> WorkloadTask:
-    """Learn embeddings by matching two views of each picture (SimCLR); the seed determines the views, too."""
-    data, generator = load_latin(), make_seed_zero_generator()
+    """Train embeddings that match two views of each picture (SimCLR); the seed determines the views, too."""
+    data, generator = load_latin_glyphs(), make_seed_zero_generator()
     pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
-    novel = data.y % HELD_OUT_COPIES == 0
+    novel = data.y % HELD_OUT_CLASS_INTERVAL == 0
     train, validation = pictures[~novel], pictures[novel]
     few = torch.randperm(len(validation), generator=generator)[:64]
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         convolutions = make_convolutions(1, 8, 16, 32, stride=2, bias=True)
         return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
 
-    views = draw_views(validation[few], generator)
-    return WorkloadTask(make, lambda m, x: contrastive_loss(m(x)), shuffle_batches(train, 16, draw_views), views)
+    stream, views = shuffled_batches(train, 16, augment_views), augment_views(validation[few], generator)
+    return WorkloadTask(make_model, lambda model, x: contrastive_loss(model(x)), stream, views)
 
 
 @make_workload_builder
 def variational_autoencoder() -> WorkloadTask:
-    """Learn a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
+    """Train a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
 
     An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
     evidence lower bound, in nats per image.
     """
-    train, validation = hold_out(load_latin().x, 1000)
+    train, validation = hold_out(load_latin_glyphs().x, 1000)
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         encoder, decoder = (PIXELS_PER_IMAGE, 128, 2 * LATENT_DIM), (LATENT_DIM, 128, PIXELS_PER_IMAGE)
         return nn.ModuleList([make_mlp(*encoder), make_mlp(*decoder)])
 
-    def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def add_latent_noise(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return images, torch.randn(len(images), LATENT_DIM, generator=generator)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -348,11 +348,11 @@ def variational_autoencoder() -> WorkloadTask:
         return (surprise + divergence) / len(images)
 
     held_out = validation, torch.zeros(len(validation), LATENT_DIM)
-    return WorkloadTask(make, loss, shuffle_batches(train, 64, draw), held_out)
+    return WorkloadTask(make_model, loss, shuffled_batches(train, 64, add_latent_noise), held_out)
 
 
 class DownscaledLinear(nn.Module):
-    """A linear layer with weights of standard deviation 1, whose outputs are scaled down instead.
+    """A linear layer with initial weights of standard deviation 1, whose outputs are scaled down.
 
     Source: T. Karras et al. (2018), Progressive growing of GANs, arXiv 1710.10196, section 4.1; there by He's constant
         alone.
@@ -376,8 +376,9 @@ def small_initial_outputs() -> WorkloadTask:
         upper, lower = rows.chunk(2, dim=1)
         return F.binary_cross_entropy_with_logits(model(upper), lower)
 
-    make = functools.partial(make_mlp, PIXELS_PER_IMAGE // 2, 96, 96, PIXELS_PER_IMAGE // 2, linear=DownscaledLinear)
-    return make_row_task(make, loss, hold_out(load_ascii().x, 300), 32)
+    half = PIXELS_PER_IMAGE // 2
+    make_model = functools.partial(make_mlp, half, 96, 96, half, linear=DownscaledLinear)
+    return make_row_task(make_model, loss, hold_out(load_ascii_glyphs().x, 300), 32)
 
 
 @make_workload_builder
@@ -393,12 +394,12 @@ def photograph_denoising() -> WorkloadTask:
     tiles = images.unfold(2, TILE_SIDE, TILE_SIDE).unfold(3, TILE_SIDE, TILE_SIDE)  # (2, 3, rows, columns, tile, tile)
     tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()  # (n, 3, tile, tile)
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         first = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()
         return nn.Sequential(*first, *make_convolutions(16, 16, 16), nn.Conv2d(16, 3, 3, padding=1))
 
-    def draw(clean: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        low, high = NOISE_RANGE
+    def add_noise(clean: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        low, high = NOISE_STD_RANGE
         levels = low + (high - low) * torch.rand(len(clean), 1, 1, 1, generator=generator)
         return clean + levels * torch.randn(clean.shape, generator=generator), clean
 
@@ -406,7 +407,7 @@ def photograph_denoising() -> WorkloadTask:
         noisy, clean = batch
         return 1000 * F.mse_loss(noisy - model(noisy), clean)
 
-    return make_row_task(make, loss, hold_out(tiles, 64), 8, draw)
+    return make_row_task(make_model, loss, hold_out(tiles, 64), 8, add_noise)
 
 
 class FourierFeatures(nn.Module):
@@ -414,7 +415,7 @@ class FourierFeatures(nn.Module):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.frequencies = nn.Parameter(FREQUENCY_DEVIATION * torch.randn(features, N_FREQUENCIES))
+        self.frequencies = nn.Parameter(INITIAL_FREQUENCY_STD * torch.randn(features, N_FREQUENCIES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, features) to (n, 2 * frequencies)."""
@@ -433,7 +434,7 @@ def pixel_regression() -> WorkloadTask:
     x = torch.cartesian_prod(*(torch.linspace(0, 1, size) for size in image.shape[:2]))  # (n, 2)
     y = standardise(image.flatten(0, 1))  # (n, 3)
 
-    def make() -> nn.Module:
+    def make_model() -> nn.Module:
         layers: list[nn.Module] = [FourierFeatures(2), nn.Linear(2 * N_FREQUENCIES, MLP_WIDTH)]
         for _ in range(2):
             layers.append(ResidualLayers(nn.BatchNorm1d(MLP_WIDTH), make_mlp(MLP_WIDTH, 2 * MLP_WIDTH, MLP_WIDTH)))
@@ -442,4 +443,4 @@ def pixel_regression() -> WorkloadTask:
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), y[rows])
 
-    return make_row_task(make, loss, hold_out(torch.arange(len(x)), 2048), 256)
+    return make_row_task(make_model, loss, hold_out(torch.arange(len(x)), 2048), 256)
