@@ -13,7 +13,7 @@ from protonet.commands.options import COMMAND_LINE_NAMES, FitOptions
 from protonet.errors import DISTRIBUTION_NAME, installed_version, renamed_arguments
 from protonet.ui.command_line import CommandParser, check_known_name, run_command
 
-PROG = "protonet"
+PROGRAM_NAME = "protonet"
 #: The function that runs a command, given its options, if it is not the function ``run`` in the module of its name.
 RUN_FUNCTIONS = {
     "export": "protonet.commands.info.run_export",
@@ -25,13 +25,15 @@ RUN_FUNCTIONS = {
 
 def print_help(arguments: Sequence[str] | None) -> None:
     """Print the help with the list of commands; raise an InputError if an argument is an unknown command or option."""
-    parser = CommandParser(PROG, "Few-shot classification of tables, texts and pictures.")
+    parser = CommandParser(PROGRAM_NAME, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
-    examples = [f"  {PROG} {name} {command.examples[0]}" for name, command in COMMANDS.items()]
+    examples = [f"  {PROGRAM_NAME} {name} {command.examples[0]}" for name, command in COMMANDS.items()]
     parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", *examples])
     parser.add_argument(
-        "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION_NAME) or '(not installed)'}"
+        "--version",
+        action="version",
+        version=f"{PROGRAM_NAME} {installed_version(DISTRIBUTION_NAME) or '(not installed)'}",
     )
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names, with the other arguments, and return the exit code."""
     name = arguments[0] if arguments else ""
     if name not in COMMANDS:
-        return run_command(PROG, print_help, arguments[:1])
+        return run_command(PROGRAM_NAME, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
         with renamed_arguments(**COMMAND_LINE_NAMES):
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
                 module, _, function = RUN_FUNCTIONS.get(name, f"protonet.commands.{name}.run").rpartition(".")
                 getattr(importlib.import_module(module), function)(options)
 
-    prog = f"{PROG} {name}"
+    prog = f"{PROGRAM_NAME} {name}"
     return run_command(prog, command, arguments[1:])
 
 

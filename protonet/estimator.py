@@ -45,7 +45,7 @@ from protonet.fit.search import EFFORTS, ModelSearch
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import UnlabelledSamples, append_class_names
 from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline, TrainingTable
@@ -110,7 +110,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     _pipeline: TablePipeline  #: The fitted pipeline, float64; its classes are ``classes_`` as text.
     _solution: Solution | None = None
     """The result of model selection in the last fit, for cross-validation; None in copies and loaded estimators."""
-    _held_out: Metrics | None = None  #: The cross-validated metrics, once they are computed.
+    _held_out_metrics: Metrics | None = None  #: The cross-validated metrics, once they are computed.
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
-        parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
-        self._fit(rows, map(torch.from_numpy, iterate_dense_blocks(parts, CHUNK_SIZE)) if parts else None)
+        parts = [self._encode_rows(part, rows.frame_encoding)[0] for part in rest]
+        self._fit_pipeline(rows, map(torch.from_numpy, iterate_dense_blocks(parts, MAX_CHUNK_ROWS)) if parts else None)
         return self
 
     def partial_fit(
@@ -191,7 +191,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         labels, later = rows.labels, [] if classes is None else [np.atleast_1d(np.asarray(classes))]
         merged = np.unique(concatenate_labels([labels if first else self.classes_, labels, *later]))
         if first:
-            self._fit(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
+            self._fit_pipeline(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
         else:
             self._pipeline.predict_logits(rows.x.numpy(), argument="X")  # raises if the scale is not that of fit
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
@@ -200,7 +200,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         counts = parse_class_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
         counts = torch.zeros(len(merged), dtype=torch.int64).index_copy_(0, known_indices, counts)
         if not first:
-            counts += torch.bincount(indices[rows.uninformative], minlength=len(merged))
+            counts += torch.bincount(indices[rows.uninformative_mask], minlength=len(merged))
             self.network_.add_samples(rows.x, indices, weights=normalize_weights(rows.weights))
         self._set_classes(merged, counts)
         return self
@@ -228,9 +228,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
-        x = self._encode(X, self._frame_encoding)[0]
-        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iterate_dense_blocks([x], CHUNK_SIZE)]
-        return torch.cat(parts).numpy()
+        x = self._encode_rows(X, self._frame_encoding)[0]
+        blocks = map(torch.from_numpy, iterate_dense_blocks([x], MAX_CHUNK_ROWS))
+        return torch.cat([embed_rows(self.network_, block) for block in blocks]).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
         """Select ``n`` rows of X (rows, n_features), none without values, to label next, with a reason for each.
@@ -238,24 +238,24 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``predict``; or ``n`` is larger than the number of such rows or than 4096.
         """
-        encoded, empty = self._encode(X, self._frame_encoding)
+        encoded, empty = self._encode_rows(X, self._frame_encoding)
         x, rows = map(torch.from_numpy, (to_dense(encoded), np.flatnonzero(~empty)))
         return suggest_rows(self.network_, x, n, self.classes_.tolist(), unlabelled_rows=rows)
 
     def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""
-        x, uninformative = self._encode(X, self._frame_encoding)
-        if uninformative.any() and self._pipeline.uninformative_logits is not None:
-            warnings.warn(format_uninformative_note(int(uninformative.sum())), UserWarning, stacklevel=3)
-        masks = (uninformative[start : start + CHUNK_SIZE] for start in range(0, x.shape[0], CHUNK_SIZE))
-        blocks = zip(iterate_dense_blocks([x], CHUNK_SIZE), masks, strict=True)
+        x, uninformative_mask = self._encode_rows(X, self._frame_encoding)
+        if uninformative_mask.any() and self._pipeline.uninformative_logits is not None:
+            warnings.warn(format_uninformative_note(int(uninformative_mask.sum())), UserWarning, stacklevel=3)
+        masks = (uninformative_mask[start : start + MAX_CHUNK_ROWS] for start in range(0, x.shape[0], MAX_CHUNK_ROWS))
+        blocks = zip(iterate_dense_blocks([x], MAX_CHUNK_ROWS), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+    def _encode_rows(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X; return their features (n, dim), and a mask (n,) of rows without a known cell."""
-        return _encode_validated(self._validate(X, encoded=encoding is not None)[0], encoding)
+        return _encode_validated(self._validate_rows_and_labels(X, encoded=encoding is not None)[0], encoding)
 
-    def _validate(
+    def _validate_rows_and_labels(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
         """Validate rows and labels by scikit-learn's rules; return rows as a `Frame` if they will be ``encoded``."""
@@ -281,7 +281,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
-        rows, labels = self._validate(X, to_exact_labels(y), encoded=encoding is not None, reset=reset)
+        rows, labels = self._validate_rows_and_labels(X, to_exact_labels(y), encoded=encoding is not None, reset=reset)
         assert labels is not None
         check_labels(labels)
         chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)
@@ -290,7 +290,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if reset and isinstance(rows, Frame):
             selection = SelectedEncoders.from_names(self.representation)
             encoding = fit_frame_columns(rows, self.column_kinds, selection)
-        x, uninformative = _encode_validated(rows, encoding)
+        x, uninformative_mask = _encode_validated(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(
             x=torch.from_numpy(to_dense(x)),
@@ -301,7 +301,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             weights=weights,
             groups=groups,
             labels=labels,
-            uninformative=torch.from_numpy(uninformative),
+            uninformative_mask=torch.from_numpy(uninformative_mask),
             frame_encoding=encoding,
             metadata={
                 **describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
@@ -310,7 +310,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             },
         )
 
-    def _fit(self, rows: _LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
+    def _fit_pipeline(self, rows: _LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
         """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
@@ -325,7 +325,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)
         network = deepcopy(pipeline.network)
-        self._solution, self._held_out = solution, None
+        self._solution, self._held_out_metrics = solution, None
         self.learned_unlabelled_ = solution.semi_supervised is not None and solution.semi_supervised.uses_unlabelled
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
@@ -337,11 +337,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 x, y, weights, *_ = append_class_names(names, x, y, weights)
             network.set_prototypes(x, y, weights)
         self._pipeline = replace(pipeline, network=network)
-        self._set_classes(classes, torch.bincount(rows.y[rows.uninformative], minlength=len(classes)))
+        self._set_classes(classes, torch.bincount(rows.y[rows.uninformative_mask], minlength=len(classes)))
 
-    def _set_classes(self, classes: np.ndarray, uninformative: Tensor) -> None:
+    def _set_classes(self, classes: np.ndarray, uninformative_counts: Tensor) -> None:
         """Set the classes, and the number (n_classes,) of training rows of each class that have no known cell."""
-        metadata = self._pipeline.metadata | {"uninformative": uninformative.tolist()}
+        metadata = self._pipeline.metadata | {"uninformative": uninformative_counts.tolist()}
         self.classes_ = classes
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
 
@@ -402,11 +402,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _measure_held_out(self) -> Metrics | None:
         """Get the cross-validated metrics, which are computed at the first call; None if no class has two rows."""
         check_is_fitted(self)
-        if self._held_out is None:
+        if self._held_out_metrics is None:
             cv = self._cross_validate()
             if len(cv.labels):
-                self._held_out = measure_cross_validation(cv)
-        return self._held_out
+                self._held_out_metrics = measure_cross_validation(cv)
+        return self._held_out_metrics
 
     def _cross_validate(self) -> CrossValidation:
         """Cross-validate the last fit; raise an AttributeError if this is a copy, which has no training rows."""
@@ -489,7 +489,7 @@ class _LabelledRows(TrainingTable):
     """The labelled rows of ``fit`` or ``partial_fit`` after validation and encoding, with float64 features."""
 
     labels: np.ndarray  #: (n,) the labels as the caller passed them.
-    uninformative: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
+    uninformative_mask: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
     frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_SIZE = 8192  #: Maximum number of rows that are processed at once, which bounds the memory.
+MAX_CHUNK_ROWS = 8192  #: Maximum number of rows that are processed at once, which bounds the memory.
 
 
 def multiply_by_weights(rows: Tensor, weights: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from protonet.errors import raise_input_error
 from protonet.selection.scoring import row_slices
 
 #: Number of confidence bins of the calibration error, as in the paper.
-CALIBRATION_BINS = 15
+N_CALIBRATION_BINS = 15
 #: The normal quantile of a 95 % interval.
 NORMAL_QUANTILE = 1.96
 
@@ -23,18 +23,18 @@ NORMAL_QUANTILE = 1.96
 class IntervalConstants:
     """Constants of confidence intervals, chosen on synthetic data: analysis/results/coverage.md."""
 
-    pseudo_groups: float = 2.0
+    n_pseudo_groups: float = 2.0
     """Number of hypothetical groups, with rows that are all correct or all wrong, that are added before the intraclass
     correlation is estimated. Without them, it could not be estimated if no row is wrong."""
-    refit_variance: float = 5.0
+    refit_variance_increase: float = 5.0
     """Increase of the variance by cross-validation, which evaluates other networks than the final one. With m groups
     per class, the variance is ``1 + refit_variance / (1 + m)`` times that of a single evaluated network."""
-    min_refit_variance: float = 0.2
+    min_refit_variance_increase: float = 0.2
     """The variance is at least ``1 + min_refit_variance`` times that of a single network. With many rows, the final
     accuracy of 92 development problems was 1.1 standard errors from the cross-validated one, in root mean square."""
 
 
-INTERVALS = IntervalConstants()
+INTERVAL_CONSTANTS = IntervalConstants()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class EvaluationSample(NamedTuple):
     def with_defaults(
         cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, variance_factor: float = 1.0
     ) -> EvaluationSample:
-        """Build a `EvaluationSample` of n rows, with default weights and groups.
+        """Build an `EvaluationSample` of n rows, with default weights and groups.
 
         Args:
             n: The number of rows.
@@ -85,21 +85,21 @@ class EvaluationSample(NamedTuple):
         return self.weights.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, values)
 
     @property
-    def effective_groups(self) -> float:
-        """The effective number of groups: that of equally weighted groups with the same information (Kish)."""
+    def n_effective_groups(self) -> float:
+        """The effective number of groups: the number of equally weighted groups with as much information (Kish)."""
         return effective_sample_size(self.sum_by_group(self.weights))
 
     @property
     def interval_quantile(self) -> float:
         """The factor by which a standard error is multiplied for a 95 % interval; it is larger if groups are few."""
-        return student_quantile(self.effective_groups - 1)
+        return student_quantile(self.n_effective_groups - 1)
 
     def weighted_accuracy(self, correct: Tensor) -> float:
         """Compute the weighted fraction of correct rows, from ``correct`` (n,) float64, 0 or 1."""
         return float((self.weights * correct).sum() / self.weights.sum())
 
-    def effective_rows(self, correct: Tensor) -> float:
-        """Compute the effective number of rows: independent rows of equal weight with an equally uncertain accuracy.
+    def count_effective_rows(self, correct: Tensor) -> float:
+        """Compute the number of independent rows of equal weight whose accuracy would be as uncertain.
 
         Args:
             correct: (n,) float64: 1 if the prediction is correct, else 0.
@@ -112,12 +112,12 @@ class EvaluationSample(NamedTuple):
         pairs = float(sums.square().sum()) - squares  # total weight of pairs of rows of one group
         if pairs < squares * 1e-9:
             return effective_sample_size(self.weights)
-        total, groups = float(self.weights.sum()), self.effective_groups
+        total, groups = float(self.weights.sum()), self.n_effective_groups
         proportion = self.weighted_accuracy(correct)
         errors = self.weights * (correct - proportion)
         covariance = float(self.sum_by_group(errors).square().sum() - errors.square().sum())
         smoothed = (proportion * groups + 1) / (groups + 2)
-        prior = INTERVALS.pseudo_groups / groups * pairs * smoothed * (1 - smoothed)
+        prior = INTERVAL_CONSTANTS.n_pseudo_groups / groups * pairs * smoothed * (1 - smoothed)
         correlation = (covariance + prior) / (pairs * proportion * (1 - proportion) + prior)
         return total**2 / (squares + min(1.0, max(0.0, correlation)) * pairs)
 
@@ -134,7 +134,7 @@ class EvaluationSample(NamedTuple):
         proportion = self.weighted_accuracy(correct) if proportion is None else proportion
         ungrouped = len(self.groups) == int(self.groups.max()) + 1  # then the proportion determines the variance
         quantile = NORMAL_QUANTILE if ungrouped else self.interval_quantile
-        return wilson_interval(proportion, self.effective_rows(correct) / self.variance_factor, quantile)
+        return wilson_interval(proportion, self.count_effective_rows(correct) / self.variance_factor, quantile)
 
     def mean_half_width(self, values: Tensor) -> float:
         """Compute half the width of the 95 % confidence interval of the weighted mean of values (n,) float64.
@@ -182,7 +182,7 @@ def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_Q
 
     Args:
         proportion: The observed proportion, in [0, 1].
-        n_rows: The number of rows, > 0, or their effective number from `EvaluationSample.effective_rows`.
+        n_rows: The number of rows, > 0, or their effective number from `EvaluationSample.count_effective_rows`.
         quantile: The factor on a standard error: `EvaluationSample.interval_quantile` if the rows are in groups, else
             the default.
 
@@ -198,11 +198,14 @@ def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_Q
 
 
 def refit_variance_factor(n_groups: float, n_classes: int) -> float:
-    """Compute the factor on variances, > 1 since cross-validation evaluates other networks than the final one."""
-    return 1 + max(INTERVALS.min_refit_variance, INTERVALS.refit_variance / (1 + n_groups / n_classes))
+    """Compute the factor > 1 on variances, because cross-validation evaluates other networks than the final one."""
+    return 1 + max(
+        INTERVAL_CONSTANTS.min_refit_variance_increase,
+        INTERVAL_CONSTANTS.refit_variance_increase / (1 + n_groups / n_classes),
+    )
 
 
-def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | None = None) -> Metrics:
+def compute_metrics(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | None = None) -> Metrics:
     """Compute accuracy, log-loss, calibration error and confusion matrix of logits.
 
     Args:
@@ -240,7 +243,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | 
     weights, variance_factor = sample.weights, sample.variance_factor
     normalized = weights / weights.sum()
     log_loss = float((normalized * losses).sum())
-    rows = sample.effective_rows(correct)
+    rows = sample.count_effective_rows(correct)
     implied_variance = variance_factor * float((normalized * implied).sum()) / rows
     half = sample.interval_quantile * math.sqrt(max(sample.variance_of_mean(losses), implied_variance))
     centre = math.hypot(log_loss, half)
@@ -263,22 +266,22 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | 
 
 
 def _estimate_calibration_error(
-    confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
+    confidence: Tensor, correct: Tensor, weights: Tensor, n_effective_rows: float
 ) -> tuple[float, float, float]:
-    """Estimate the calibration error without bias, the excess of absolute gaps over chance, and its standard error.
+    """Estimate the calibration error without bias, the excess of absolute gaps over chance, and a standard error.
 
     The gap of a bin is its mean confidence minus its accuracy. Its expectation, if confidences are correct
     probabilities, is subtracted: from each squared gap, but not below 0, and from the sum of absolute gaps, which may
-    become negative. ``rows`` is the effective number of rows.
+    become negative.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.
     """
-    design_effect = effective_sample_size(weights) / rows
+    design_effect = effective_sample_size(weights) / n_effective_rows
     gaps = confidence - correct
     values = torch.stack([weights * gaps, weights.square() * confidence * (1 - confidence), (weights * gaps).square()])
-    bins = _confidence_bins(confidence, CALIBRATION_BINS)
-    gap, honest, observed = values.new_zeros(3, CALIBRATION_BINS).index_add_(1, bins, values)
+    bins = _confidence_bins(confidence, N_CALIBRATION_BINS)
+    gap, honest, observed = values.new_zeros(3, N_CALIBRATION_BINS).index_add_(1, bins, values)
     error = float((gap.square() - design_effect * honest).clamp_min(0).sqrt().sum())
     excess = float(gap.abs().sum() - (2 / math.pi * design_effect * honest).sqrt().sum())
     variance = (1 - 2 / math.pi) * design_effect * float(torch.maximum(honest, observed).sum())
@@ -295,7 +298,7 @@ class ClassMetrics(NamedTuple):
     predicted: Tensor  #: (num_classes,) int64: the number of predictions of each class.
 
     @property
-    def macro(self) -> dict[str, float]:
+    def macro_averages(self) -> dict[str, float]:
         """The macro averages: mean recall, precision and F1 of the classes that have a row or are predicted."""
         occurs = (self.rows + self.predicted) > 0
         return {name: float(getattr(self, name)[occurs].mean()) for name in ("recall", "precision", "f1")}
@@ -306,7 +309,7 @@ class ClassMetrics(NamedTuple):
         return float(self.recall[self.rows > 0].mean())
 
 
-def measure_classes(confusion: Tensor) -> ClassMetrics:
+def compute_class_metrics(confusion: Tensor) -> ClassMetrics:
     """Compute recall, precision and F1 of each class from a confusion matrix.
 
     Args:
@@ -428,8 +431,8 @@ def rejection_threshold(scores: Tensor, false_rejection_rate: float) -> float:
     return float(scores[rank - 1])
 
 
-def count_confidence_bins(confidence: Tensor, correct: Tensor, n_bins: int = CALIBRATION_BINS) -> Tensor:
-    """Compute the counts and sums of the confidence bins, from which `calibration_error` is computed.
+def sum_confidence_bins(confidence: Tensor, correct: Tensor, n_bins: int = N_CALIBRATION_BINS) -> Tensor:
+    """Sum predictions, confidences and correct predictions by confidence bin, for `calibration_error`.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first bin also holds 0. The results of several
     batches can be added.
@@ -451,7 +454,7 @@ def count_confidence_bins(confidence: Tensor, correct: Tensor, n_bins: int = CAL
 
 
 def _confidence_bins(confidence: Tensor, n_bins: int) -> Tensor:
-    """Compute the index (n,) int64 of the bin of each confidence (n,), as in `count_confidence_bins`."""
+    """Compute the index (n,) int64 of the bin of each confidence (n,), as in `sum_confidence_bins`."""
     return (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
 
 
@@ -459,7 +462,7 @@ def calibration_error(bins: Tensor) -> float:
     """Compute the expected calibration error: the mean over predictions of ``|confidence - accuracy|`` of their bin.
 
     Args:
-        bins: (n_bins, 3) float64 from `count_confidence_bins`, or the sum of such results.
+        bins: (n_bins, 3) float64 from `sum_confidence_bins`, or the sum of such results.
 
     Returns:
         The error in [0, 1]; NaN for bins without predictions.

@@ -1,4 +1,4 @@
-"""`PrototypeNetwork` has an encoder, class prototypes in a buffer, and cosine logits. `Encoder` concatenates views.
+"""`PrototypeNetwork`: an encoder, class prototypes in a buffer, and cosine logits. `Encoder`: concatenated views.
 
 The output of a view has one or more parts, which are adjacent columns. Each part is scaled so that its norm is the
 square root of its weight. The cosine of two embeddings then is the weighted sum of the cosines of their parts.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
 from protonet.errors import raise_input_error
-from protonet.losses import CHUNK_SIZE, add_to_class_sums
+from protonet.losses import MAX_CHUNK_ROWS, add_to_class_sums
 from protonet.views.distances import batch_invariant_matmul
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.view import InputMap, View
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         x = (x - self.origin).to(self.scale.dtype) / self.scale
         mapped = [source(x) for source in self.sources]
         parts: list[Tensor] = []
-        for view, index in zip(self.list_views(), self.source_index, strict=True):
+        for view, index in zip(self.iterate_views(), self.source_index, strict=True):
             output = view(x if index is None else mapped[index])
             parts += output.split(view.sizes, dim=1) if len(view.sizes) > 1 else [output]
         return self._normalize_and_concatenate(parts)
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
         x = graph.add("Div", features, self.scale)
         mapped = [source.add_to_graph(graph, x) for source in self.list_input_maps()]
         parts: list[str] = []
-        for view, index in zip(self.list_views(), self.source_index, strict=True):
+        for view, index in zip(self.iterate_views(), self.source_index, strict=True):
             parts += view.add_to_graph(graph, x if index is None else mapped[index])
         scaled = []
         for part, weight in zip(parts, self.weights.sqrt(), strict=True):
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
             scaled.append(graph.add("Mul", part, graph.add("Div", weight, norm)))
         return graph.add("Concat", *scaled, axis=1)
 
-    def list_views(self) -> Iterator[View]:
+    def iterate_views(self) -> Iterator[View]:
         """Iterate over the views."""
         for view in self.views:
             assert isinstance(view, View)
@@ -380,7 +380,7 @@ class PrototypeNetwork(nn.Module):
             summed_weights = torch.bincount(y, weights, minlength=len(counts))
             added = torch.where(added > 0, summed_weights.round().clamp_min(1).to(added), 0)
             weights = weights * (added / summed_weights)[y]
-        blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(CHUNK_SIZE))
+        blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(MAX_CHUNK_ROWS))
         self.set_sums(add_to_class_sums(sums.clone(), blocks, y, weights), counts + added)
 
     @torch.no_grad()

@@ -1,7 +1,6 @@
-"""`TablePipeline`: all that a model needs to predict the rows of a table, to evaluate itself and to be updated.
+"""`TablePipeline`: a model of a table, with methods to fit, predict, evaluate, update, explain, save and load it.
 
-The scikit-learn estimator, the commands and the servers use it. They parse their input, call one of its methods, and
-format the result.
+The scikit-learn estimator, the commands and the servers parse input, call one of these methods, and format the result.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
 from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, parse_class_counts
-from protonet.metrics import calibrate_known_scores, measure, measure_classes
+from protonet.metrics import calibrate_known_scores, compute_class_metrics, compute_metrics
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, list_fitted_columns
@@ -64,7 +63,7 @@ PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingTable:
-    """Encoded training rows, their labels, and the facts about their table that a model file stores."""
+    """Encoded training rows with labels, and the properties of their table that a model file stores."""
 
     x: Tensor  #: (n, dim) float32 or float64; if n = 0, the model is fitted to class names alone.
     y: Tensor  #: (n,) int64, class indices.
@@ -92,7 +91,7 @@ class TablePipeline(Model):
         seed: int = 0,
         progress: FitProgress = ignore_progress,
     ) -> tuple[TablePipeline, Solution]:
-        """Fit a network to a training table; the keyword arguments are those of `protonet.solve`.
+        """Fit a network to a training table, with the keyword arguments of `protonet.solve`.
 
         Returns:
             The pipeline without cross-validation, and the result of model selection, by which `cross_validate` computes
@@ -135,10 +134,10 @@ class TablePipeline(Model):
         """Write the pipeline to a model file; errors as in `protonet.save_model`."""
         save_model(path, self)
 
-    def attach_encoders(
+    def with_loaded_encoders(
         self, names: Sequence[str] | None, *, show_progress: bool, use_cache: bool = True, table: Path | None = None
     ) -> TablePipeline:
-        """Copy the pipeline with open pretrained encoders, which its text and picture columns need to encode rows.
+        """Copy the pipeline and load the pretrained encoders that text and picture columns need to encode rows.
 
         Args:
             names: The encoders that the user named; None for those of ``fit``.
@@ -154,13 +153,15 @@ class TablePipeline(Model):
             raise_input_error("table", "have pictures, as in fit", table, remedy)
         columns = self.fitted_columns
 
-        def open_encoder(record: EncoderRecord) -> PretrainedEncoder:
+        def load_column_encoder(record: EncoderRecord) -> PretrainedEncoder:
             return replace(reload_encoder(record, names), use_cache=use_cache)
 
-        attached = tuple(column.with_loaded_encoder(open_encoder, show_progress=show_progress) for column in columns)
-        modalities = {column.modality for column in columns if column.record is not None}
+        attached = tuple(
+            column.with_loaded_encoder(load_column_encoder, show_progress=show_progress) for column in columns
+        )
+        column_modalities = {column.modality for column in columns if column.record is not None}
         for name in names or ():
-            if name not in {AUTO, NONE} and get_encoder_modality(name) not in modalities:
+            if name not in {AUTO, NONE} and get_encoder_modality(name) not in column_modalities:
                 must = f"come with a model whose {get_encoder_modality(name)}s a pretrained encoder read in fit"
                 raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
         return self if self.encoding is None else replace(self, encoding=Encoding(attached))
@@ -171,7 +172,7 @@ class TablePipeline(Model):
         return list_fitted_columns(self.encoding, self.input_dim)
 
     @property
-    def modalities(self) -> list[str | None]:
+    def column_modalities(self) -> list[str | None]:
         """The modality of each column: "text", "picture", or None for neither."""
         return [column.modality for column in self.fitted_columns]
 
@@ -183,7 +184,7 @@ class TablePipeline(Model):
     @property
     def has_pictures(self) -> bool:
         """Whether the model reads pictures, from a folder or a column."""
-        return "picture" in self.modalities
+        return "picture" in self.column_modalities
 
     @property
     def input_dim(self) -> int:
@@ -192,7 +193,7 @@ class TablePipeline(Model):
 
     @property
     def n_features_per_column(self) -> list[int]:
-        """The number of features into which each column is encoded."""
+        """The number of features that encode each column."""
         return [1] * self.input_dim if self.encoding is None else self.encoding.n_features_per_column
 
     @property
@@ -201,7 +202,7 @@ class TablePipeline(Model):
         return self.columns or [f"column {index}" for index in range(len(self.n_features_per_column))]
 
     @property
-    def label(self) -> str:
+    def label_column(self) -> str:
         """The name of the column of labels in the training table."""
         return str(self.metadata.get("label", DEFAULT_LABEL_COLUMN))
 
@@ -219,11 +220,11 @@ class TablePipeline(Model):
         return count_training_rows(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
 
     @property
-    def read_spec(self) -> ReadSpec:
+    def new_row_spec(self) -> ReadSpec:
         """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
         dropped = self.metadata.get("left_out")
         return ReadSpec(
-            label_column=self.label,
+            label_column=self.label_column,
             require_labels=False,
             columns=self.columns,
             n_features=len(self.n_features_per_column),
@@ -234,13 +235,13 @@ class TablePipeline(Model):
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         """Open a table of new rows, to read them in blocks.
 
-        A row is uninformative if each of its cells is missing or unknown to the model. The field ``uninformative`` of a
-        block marks such rows. The notes of the table report cells that do not match the type of their column. After all
-        rows are read, they also report columns that drifted from ``fit``, and the number of uninformative rows.
+        A row is uninformative if each of its cells is missing or unknown to the model. The field ``uninformative_mask``
+        of a block marks such rows. The notes of the table report cells that do not match the type of their column. At
+        the end, they also report columns that drifted from ``fit``, and the number of uninformative rows.
 
         Args:
             path: The path of the table.
-            spec: How to read the table: `read_spec`, or a changed copy.
+            spec: How to read the table: `new_row_spec`, or a changed copy.
             labels: The path of the labels of an NPY table; None if it has no labels.
         """
         table = self._convert_and_monitor(open_table(path, spec, labels), spec)
@@ -274,15 +275,15 @@ class TablePipeline(Model):
         return self.encoding.is_uninformative(block.columns)
 
     def mark_uninformative(self, blocks: Iterable[RowBlock], table: Table) -> Iterator[RowBlock]:
-        """Yield copies of blocks with their field ``uninformative`` set by `is_uninformative`.
+        """Yield copies of blocks with their field ``uninformative_mask`` set by `is_uninformative`.
 
         After the last block, a note with the number of uninformative rows is added to the table, if there are any.
         """
         rows = 0
         for block in blocks:
-            uninformative = self.is_uninformative(block)
-            rows += int(uninformative.sum())
-            yield block._replace(uninformative=uninformative)
+            uninformative_mask = self.is_uninformative(block)
+            rows += int(uninformative_mask.sum())
+            yield block._replace(uninformative_mask=uninformative_mask)
         if rows and self.uninformative_logits is not None:
             table.notes.append(format_uninformative_note(rows))
 
@@ -295,7 +296,7 @@ class TablePipeline(Model):
         return compute_uninformative_logits(counts, parse_class_counts(self.metadata.get("uninformative"), classes))
 
     def warn_cancelled_classes(self) -> list[str]:
-        """Return a warning about classes without a prototype, because the embeddings of their rows sum to 0, if any."""
+        """Return a warning about classes without a prototype, whose embeddings sum to zero; an empty list if none."""
         names = [str(self.classes[label]) for label in self.network.has_zero_sum.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
@@ -308,14 +309,16 @@ class TablePipeline(Model):
         return torch.tensor([indices[name] for name in names], dtype=torch.int64)
 
     @torch.inference_mode()
-    def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None, *, argument: str = "x") -> Tensor:
+    def predict_logits(
+        self, x: np.ndarray, uninformative_mask: np.ndarray | None = None, *, argument: str = "x"
+    ) -> Tensor:
         """Compute the logits (n, num_classes) of rows x (n, dim) float32 or float64.
 
         The logits of a row do not depend on the other rows, to the last digit.
 
         Args:
             x: (n, dim) features.
-            uninformative: (n,) bool, the rows that get `uninformative_logits`; None for no row.
+            uninformative_mask: (n,) bool, the rows that get `uninformative_logits`; None for no row.
             argument: The name of ``x`` in error messages.
 
         Raises:
@@ -331,11 +334,11 @@ class TablePipeline(Model):
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
         if (
-            uninformative is not None
-            and uninformative.any()
+            uninformative_mask is not None
+            and uninformative_mask.any()
             and (by_frequency := self.uninformative_logits) is not None
         ):
-            logits[torch.from_numpy(uninformative)] = by_frequency.to(logits)
+            logits[torch.from_numpy(uninformative_mask)] = by_frequency.to(logits)
         return logits
 
     @cached_property
@@ -392,8 +395,8 @@ class TablePipeline(Model):
                 "rows": round(float(cv.weights.sum())),
                 **vars(metrics),
                 "confusion": metrics.confusion.tolist(),
-                "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
-                "most_frequent_class": measure(scores, cv.labels, cv.evaluation_sample).accuracy,
+                "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
+                "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
             metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.offset)).tolist()
         update_state = {
@@ -409,7 +412,7 @@ class TablePipeline(Model):
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
     def evaluate_on_new_rows(self, features: Tensor, labels: Tensor) -> CrossValidation:
-        """Make a `CrossValidation` whose held-out rows are new ones (n, dim), predicted by the final network."""
+        """Make a `CrossValidation` whose held-out rows are new rows (n, dim), predicted by the final network."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return CrossValidation(
@@ -431,7 +434,7 @@ class TablePipeline(Model):
         classes: tuple[str, ...] | tuple[int, ...],
         *,
         groups: Sequence[str] | None = None,
-        uninformative: np.ndarray,
+        uninformative_mask: np.ndarray,
     ) -> TablePipeline:
         """Add samples of known and new classes without training: prototypes change, the embedding does not.
 
@@ -442,7 +445,7 @@ class TablePipeline(Model):
             labels: (n,) the class name of each row.
             classes: The names of all classes, the known ones first.
             groups: (n,) the name of each row's group; None if the model has no groups.
-            uninformative: (n,) bool, rows in which each cell is missing or unknown to the model.
+            uninformative_mask: (n,) bool, rows in which each cell is missing or unknown to the model.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
         nothing = self.evaluate_on_new_rows(features[:0], torch.empty(0, dtype=torch.int64))
@@ -452,9 +455,9 @@ class TablePipeline(Model):
         indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})
         group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])
         add_samples_to_folds(cv, features, indices, len(classes), group_ids)
-        if uninformative.any():
+        if uninformative_mask.any():
             counts = parse_class_counts(self.metadata.get("uninformative"), len(classes))
-            counts += torch.bincount(indices[torch.from_numpy(uninformative)], minlength=len(classes))
+            counts += torch.bincount(indices[torch.from_numpy(uninformative_mask)], minlength=len(classes))
             extended = replace(extended, metadata=self.metadata | {"uninformative": counts.tolist()})
         hashes = torch.cat([self.training_hashes, hash_rows(features)])
         return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)

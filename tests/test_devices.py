@@ -20,10 +20,10 @@ from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.metrics import (
     calibrate_known_scores,
     compute_auroc,
-    count_confidence_bins,
-    measure_classes,
+    compute_class_metrics,
     score_known_class,
     score_label_errors,
+    sum_confidence_bins,
 )
 from protonet.network import split_weights
 from protonet.views import VIEW_FAMILIES
@@ -127,8 +127,8 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
         lambda x, y, rows: (network.add_class(x[:3]), network(x))[1],
         lambda x, y, rows: calibrate_known_scores(score_known_class(network(x))),
         lambda x, y, rows: score_label_errors(x, y),
-        lambda x, y, rows: count_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
-        lambda x, y, rows: measure_classes(y.new_ones(5, 5)).recall,
+        lambda x, y, rows: sum_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
+        lambda x, y, rows: compute_class_metrics(y.new_ones(5, 5)).recall,
         lambda x, y, rows: class_means(x, y, 5)[0],
         lambda x, y, rows: episodic_loss(rows, n_shot=2, temperature=0.1, smoothing=0.1),
         lambda x, y, rows: cosine_cross_entropy(x, y, x[:5], temperature=0.1),

@@ -90,7 +90,7 @@ def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
 def test_the_default_effort_is_the_solvers() -> None:
     x, y = load_iris(return_X_y=True)
     fitted = ProtoNetClassifier().fit(x[::10], y[::10])
-    views = get_encoder(fitted.network_).list_views()
+    views = get_encoder(fitted.network_).iterate_views()
     assert any(isinstance(view, TabularTransformerView) for view in views)  # "fast" has none
     assert fitted.score(x, y) > 0.8
 

@@ -22,14 +22,14 @@ from protonet.metrics import (
     calibrate_known_scores,
     calibration_error,
     compute_auroc,
-    count_confidence_bins,
-    measure,
-    measure_classes,
+    compute_class_metrics,
+    compute_metrics,
     refit_variance_factor,
     rejection_threshold,
     score_known_class,
     score_label_errors,
     student_quantile,
+    sum_confidence_bins,
     wilson_interval,
 )
 from tests.strategies import PLAIN, blobs, seeds
@@ -48,7 +48,7 @@ def test_bins_are_the_slow_loops() -> None:
     for n_bins in cases:
         confidence, right = predictions(200)
         confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
-        bins = count_confidence_bins(confidence, right, n_bins)
+        bins = sum_confidence_bins(confidence, right, n_bins)
         assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64), n_bins
         for position in range(n_bins):
             low, high = position / n_bins, (position + 1) / n_bins
@@ -70,14 +70,14 @@ def test_metrics_of_classes_equal_scikit_learn(seed: int, num_classes: int, n: i
     rng = np.random.default_rng(seed)
     labels, predicted = rng.integers(num_classes, size=(2, n))
     confusion = torch.from_numpy(confusion_matrix(labels, predicted, labels=range(num_classes)))
-    ours = measure_classes(confusion)
+    ours = compute_class_metrics(confusion)
     theirs = classification_report(labels, predicted, output_dict=True, zero_division=0)
     for index in range(num_classes):
         results = theirs.get(str(index), {"recall": 0, "precision": 0, "f1-score": 0, "support": 0})
         actual = [float(item[index]) for item in (ours.recall, ours.precision, ours.f1, ours.rows)]
         assert actual == pytest.approx([results[name] for name in ("recall", "precision", "f1-score", "support")])
     means = [theirs["macro avg"][name] for name in ("recall", "precision", "f1-score")]
-    assert list(ours.macro.values()) == pytest.approx(means)
+    assert list(ours.macro_averages.values()) == pytest.approx(means)
     present = labels[:, None] == np.unique(labels)
     recalls = [np.mean(predicted[rows] == labels[rows]) for rows in present.T]
     assert ours.balanced_accuracy == pytest.approx(np.mean(recalls))
@@ -113,7 +113,7 @@ def test_an_interval_contains_its_fraction() -> None:
     for rows in range(1, 200):  # of 1, rounding took the end off
         assert wilson_interval(1.0, rows)[1] == 1
         assert wilson_interval(0.0, rows)[0] == 0
-        metrics = measure(torch.eye(2).repeat(rows, 1), torch.arange(2).repeat(rows))
+        metrics = compute_metrics(torch.eye(2).repeat(rows, 1), torch.arange(2).repeat(rows))
         assert metrics.accuracy == metrics.interval[1] == 1
 
 
@@ -160,7 +160,7 @@ def test_uninformative_groups_have_no_effect_and_repeated_rows_count_once(seed: 
     assert alone.accuracy_interval(right) == EvaluationSample.with_defaults(12, weights).accuracy_interval(right)
     thrice = EvaluationSample.with_defaults(36, weights.repeat(3), torch.arange(12).repeat(3))
     equal = EvaluationSample.with_defaults(36, None, torch.arange(12).repeat(3))
-    assert equal.effective_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
+    assert equal.count_effective_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
     values = torch.randn(12, generator=generator, dtype=torch.float64)
     assert thrice.mean_half_width(values.repeat(3)) == pytest.approx(alone.mean_half_width(values))
 
@@ -172,14 +172,14 @@ def test_loss_intervals_cover_the_loss_of_calibrated_probabilities() -> None:
         logits = 2 * torch.randn(40, 3, generator=generator, dtype=torch.float64)
         log_p = logits.log_softmax(dim=1)
         labels = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
-        metrics = measure(logits, labels)
+        metrics = compute_metrics(logits, labels)
         truth = 0.6  # the entropy of these logits: see below
         ends = metrics.log_loss_interval
         holds += torch.tensor([ends[0] <= truth <= ends[1], metrics.calibration_interval[0] == 0])
         errors.append(
             (
                 metrics.calibration_error,
-                calibration_error(count_confidence_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)),
+                calibration_error(sum_confidence_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)),
             )
         )
     logits = 2 * torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
@@ -214,7 +214,7 @@ def test_the_metrics_are_scikit_learns_and_scipys(seed: int, n: int, num_classes
     generator = torch.Generator().manual_seed(seed)
     logits = size * torch.randn(n, num_classes, generator=generator)
     labels = torch.randint(num_classes, (n,), generator=generator)
-    metrics = measure(logits, labels)
+    metrics = compute_metrics(logits, labels)
     log_p = logits.double().log_softmax(dim=1).numpy()
     right = int((logits.argmax(dim=1) == labels).sum())
     assert math.isclose(metrics.accuracy, right / n)
@@ -231,8 +231,8 @@ def test_the_metrics_are_scikit_learns_and_scipys(seed: int, n: int, num_classes
 def test_intervals_of_cross_validation_are_wider_than_those_of_one_network(n: int) -> None:
     labels = torch.arange(n) % 2
     logits = torch.eye(2)[torch.where(torch.arange(n) % 10 == 0, 1 - labels, labels)]
-    alone = measure(logits, labels)
-    cv = measure(logits, labels, EvaluationSample.with_defaults(n, variance_factor=refit_variance_factor(n, 2)))
+    alone = compute_metrics(logits, labels)
+    cv = compute_metrics(logits, labels, EvaluationSample.with_defaults(n, variance_factor=refit_variance_factor(n, 2)))
     for name in ("interval", "log_loss_interval"):
         (low, high), (crossed_low, crossed_high) = getattr(alone, name), getattr(cv, name)
         assert crossed_high - crossed_low > 1.08 * (high - low)
@@ -240,9 +240,9 @@ def test_intervals_of_cross_validation_are_wider_than_those_of_one_network(n: in
 
 def test_invalid_logits_are_errors() -> None:
     logits = torch.tensor([[1.0, -torch.inf], [torch.nan, 0.0], [torch.inf, 0.0]])
-    assert measure(logits[:1], torch.tensor([0])).accuracy == 1
+    assert compute_metrics(logits[:1], torch.tensor([0])).accuracy == 1
     with pytest.raises(InputError, match="`logits` must give probabilities; got NaN in 2 of 3 rows"):
-        measure(logits, torch.tensor([0, 1, 0]))
+        compute_metrics(logits, torch.tensor([0, 1, 0]))
 
 
 @settings(max_examples=20)
@@ -294,8 +294,8 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
 @pytest.mark.parametrize(("gain", "rise"), [(0.02, 0.02), (-0.02, 0.0), (1.0, None)])
 def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: float | None) -> None:
     logits, labels = torch.eye(2).repeat(20, 1), torch.arange(40) % 3 % 2
-    before = measure(logits, labels, EvaluationSample.with_defaults(40))
-    after = measure(logits, labels, EvaluationSample.with_defaults(40)._replace(accuracy_gain=gain))
+    before = compute_metrics(logits, labels, EvaluationSample.with_defaults(40))
+    after = compute_metrics(logits, labels, EvaluationSample.with_defaults(40)._replace(accuracy_gain=gain))
     low, high = before.interval
     assert (after.accuracy, after.log_loss, after.interval[0]) == (before.accuracy, before.log_loss, low)
     assert after.interval[1] == pytest.approx(1.0 if rise is None else high + rise)
@@ -304,7 +304,7 @@ def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: flo
 def test_the_error_of_the_gain_widens_the_upper_part() -> None:
     logits, labels = torch.eye(2).repeat(500, 1), torch.arange(1000) % 3 % 2
     before, after = (
-        measure(logits, labels, EvaluationSample.with_defaults(1000)._replace(accuracy_gain_error=error))
+        compute_metrics(logits, labels, EvaluationSample.with_defaults(1000)._replace(accuracy_gain_error=error))
         for error in (0.0, 0.03)
     )
     parts = [metrics.interval[1] - metrics.accuracy for metrics in (before, after)]

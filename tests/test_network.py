@@ -352,7 +352,7 @@ def test_the_cosine_is_the_weighted_sum_of_the_parts_cosines(weights: list[float
     encoder.weights.copy_(torch.tensor(fractions))
     x, _ = blobs(4)
     parts: list[torch.Tensor] = []
-    for view in encoder.list_views():
+    for view in encoder.iterate_views():
         assert view.source is not None
         z = view.source(x)
         parts += list(view.mlps(z)) if isinstance(view, MLPView) else [view(z)]

@@ -147,7 +147,7 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
 
 def test_constants_for_parsers_equal_those_of_the_library(tmp_path: Path) -> None:
     assert tuple(EFFORTS) == options.EFFORT_NAMES
-    assert options.DEFAULT_TIME_LIMIT == TIME_LIMIT
+    assert options.DEFAULT_TIME_LIMIT_SECONDS == TIME_LIMIT
     with pytest.raises(InputError) as light:
         arguments.check_model_path(tmp_path / "none", "path")
     with pytest.raises(InputError) as heavy:

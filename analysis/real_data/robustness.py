@@ -34,7 +34,7 @@ from protonet import solve
 from protonet._text import plural
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import ModelSearch
-from protonet.metrics import calibration_error, count_confidence_bins, measure
+from protonet.metrics import calibration_error, compute_metrics, sum_confidence_bins
 from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
@@ -173,8 +173,8 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
         log_p = torch.from_numpy(log_probabilities)
-        bins = count_confidence_bins(log_p.log_softmax(dim=1).amax(dim=1).exp(), log_p.argmax(dim=1) == truth)
-        result |= {"log_loss": measure(log_p, truth).log_loss, "calibration_error": calibration_error(bins)}
+        bins = sum_confidence_bins(log_p.log_softmax(dim=1).amax(dim=1).exp(), log_p.argmax(dim=1) == truth)
+        result |= {"log_loss": compute_metrics(log_p, truth).log_loss, "calibration_error": calibration_error(bins)}
     return result
 
 

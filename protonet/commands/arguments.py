@@ -108,16 +108,16 @@ def make_parser(name: str) -> CommandParser:
     return parser
 
 
-def check_output_paths(options: object, kind: type) -> None:
+def check_output_paths(options: object, options_type: type) -> None:
     """Raise an InputError if an output option has a wrong suffix, cannot be written, or is also an input."""
-    suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(kind)}
+    suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(options_type)}
     outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
     for name in outputs:
         path = getattr(options, name)
         if path.suffix.lower() not in suffixes[name]:
             raise_input_error(f"--{name}", f"end in {', '.join(suffixes[name])}", path, "Rename it.")
     inputs = ["table", "labels_file", "unlabelled", "classes"]
-    inputs += ["model"] * (kind is not UpdateOptions)  # which may write over its model
+    inputs += ["model"] * (options_type is not UpdateOptions)  # which may write over its model
     files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path_exists(path)]
     for name, path in check_output_options(options, outputs).items():
         if path.exists() and any(map(path.samefile, files)):
@@ -179,10 +179,9 @@ def check_fit_options(options: argparse.Namespace) -> None:
 
 
 def check_predict_options(options: argparse.Namespace) -> None:
-    """Check the options of ``predict`` for a single table.
+    """Raise an InputError if the options of ``predict`` are invalid and name a single table, not a folder.
 
-    A folder is not checked here. Whether it is read as pictures or as Parquet files depends on the model, which is
-    loaded later.
+    Whether a folder is read as pictures or as Parquet files depends on the model, which is loaded later.
     """
     if not options.table.is_dir():
         check_single_table_options(options)
@@ -203,7 +202,7 @@ def check_update_options(options: argparse.Namespace) -> None:
 
 
 def check_suggest_options(options: argparse.Namespace) -> None:
-    """Check that the table of ``suggest`` can be read twice; a single positional argument becomes the table."""
+    """Take a single argument of ``suggest`` as the table; raise an InputError if the table cannot be read twice."""
     if options.table is None:
         options.model, options.table = None, options.model
     check_table_is_rereadable(options)
@@ -224,7 +223,7 @@ def check_export_options(options: argparse.Namespace) -> None:
 
 
 def check_page_options(options: argparse.Namespace) -> None:
-    """Check the options and packages of ``page``, and set the default path of the labelled rows to be written."""
+    """Raise an InputError if options of ``page`` are invalid; set the default path of the file of labelled rows."""
     check_table_is_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."

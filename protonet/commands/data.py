@@ -45,44 +45,44 @@ LABEL_COLUMN_REMEDY = "Pass the name of another column as --label."
 Result = TypeVar("Result")
 
 
-def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
-    """Load the model of a command, and open the encoders of its text and picture columns if a table is read.
+def load_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
+    """Load the model of a command and, if a table is read, the pretrained encoders of its text and picture columns.
 
     With ``for_update``, the cross-validation networks and the held-out rows are loaded as well.
     """
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
-    return pipeline.attach_encoders(options.representation, show_progress=not options.quiet, table=table)
+    return pipeline.with_loaded_encoders(options.representation, show_progress=not options.quiet, table=table)
 
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
     """Get the name of the label column: ``label`` if it is given, else the model's label column, else the default."""
-    return label or (DEFAULT_LABEL_COLUMN if pipeline is None else pipeline.label)
+    return label or (DEFAULT_LABEL_COLUMN if pipeline is None else pipeline.label_column)
 
 
 def make_read_spec(
     options: ReadOptions,
-    spec: ReadSpec,
+    base_spec: ReadSpec,
     label: str | None = None,
     *,
     require_labels: bool = False,
     extra: object = None,
     remedy: str = LABEL_COLUMN_REMEDY,
 ) -> ReadSpec:
-    """Copy the specification for reading a table, and fill in the options of a command.
+    """Copy a specification for reading a table, with the options of a command.
 
     Args:
         options: The options, such as the sheet of a workbook.
-        spec: The specification to be copied.
-        label: The name of the label column; None to keep the label column of ``spec``.
+        base_spec: The specification to be copied.
+        label: The name of the label column; None to keep that of ``base_spec``.
         require_labels: Whether the table must have labels.
         extra: The name of an additional column to read, such as the group column; None for no such column.
-        remedy: What to do if the table lacks the label column of ``spec``, for the error message.
+        remedy: What to do if the table lacks the label column of ``base_spec``, for the error message.
     """
     return replace(
-        spec,
-        label_column=label or spec.label_column,
+        base_spec,
+        label_column=label or base_spec.label_column,
         require_labels=require_labels,
         missing_label_remedy="" if label else remedy,
         extra_columns={} if extra is None else {str(extra): "path"},
@@ -96,8 +96,10 @@ def make_read_spec(
 def read_labelled_rows(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_COLUMN_REMEDY
 ) -> tuple[Table, RowBlock]:
-    """Read a labelled table, see `make_read_spec`; return the table, with its notes, and all its rows as one block."""
-    spec = make_read_spec(options, pipeline.read_spec, options.label, require_labels=True, extra=extra, remedy=remedy)
+    """Read a labelled table; return the table, with its notes, and all rows as a block. See `make_read_spec`."""
+    spec = make_read_spec(
+        options, pipeline.new_row_spec, options.label, require_labels=True, extra=extra, remedy=remedy
+    )
     return pipeline.read_table(table, spec, options.labels_file)
 
 
@@ -150,12 +152,12 @@ class TableToLabel:
     notes: tuple[str, ...] = ()  #: Notes for the user about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file, such as its line number.
     labels: Sequence[str] = ()  #: The label of each row, "" for an unlabelled row; empty without a label column.
-    uninformative: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
+    uninformative_mask: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
 
     @property
     def unlabelled_indices(self) -> Tensor:
         """The indices (m,) int64 of the informative rows without a label."""
-        return (~self.has_label & ~self.uninformative).nonzero().flatten()
+        return (~self.has_label & ~self.uninformative_mask).nonzero().flatten()
 
 
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
@@ -167,7 +169,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
     selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
-    selection = selection._replace(use_word_features=not rows.all_unlabelled)
+    selection = selection._replace(use_word_features=not rows.is_fully_unlabelled)
     encoded = fit_features(
         table,
         block,
@@ -183,15 +185,15 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     labels = torch.from_numpy(rows.labels)
     unlabelled, unlabelled_positions, left_out = None, list[int](), list[int]()
     if rows.unlabelled_block is not None:
-        used = rows.unlabelled_block._replace(columns=_select_columns(table, rows.unlabelled_block, columns))
+        used = rows.unlabelled_block._replace(columns=_select_column_cells(table, rows.unlabelled_block, columns))
         used, left_out = split_uninformative_rows(used, encoding)
         if used.positions:
             x = encode_block(replace(table, columns=columns), used, encoding)
             unlabelled, unlabelled_positions = torch.from_numpy(np.ascontiguousarray(x)), list(used.positions)
-    elif rows.all_unlabelled:
+    elif rows.is_fully_unlabelled:
         unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
     names = embed_class_names(encoding, rows.classes, features, labels, rows.descriptions)
-    if rows.all_unlabelled and names is None:
+    if rows.is_fully_unlabelled and names is None:
         raise_missing_labels(encoding, rows.classes)
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
     lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
@@ -199,13 +201,13 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     notes += describe_left_out_rows(left_out, table.position_format)
     if lost:
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
-    uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
+    uninformative_counts, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
     ids = None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist()
-    cells = _select_columns(table, block, columns)
+    cells = _select_column_cells(table, block, columns)
     labelled = [column[: len(labels)] for column in cells]
     if encoding is not None and len(labels):
         empty = encoding.is_uninformative(labelled)
-        uninformative = np.bincount(rows.labels[empty], minlength=len(rows.classes))
+        uninformative_counts = np.bincount(rows.labels[empty], minlength=len(rows.classes))
         if empty.any():
             notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
     positions = block.positions[: len(labels)]
@@ -221,7 +223,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     metadata |= {"position_format": table.position_format}
     metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
     metadata |= {"seen": compute_column_statistics(cells, encoding, counts)}
-    metadata |= {"uninformative": uninformative.tolist()} if uninformative.any() else {}
+    metadata |= {"uninformative": uninformative_counts.tolist()} if uninformative_counts.any() else {}
     metadata |= {} if missing_texts is None else {"missing_values": missing_texts}
     metadata |= {} if names is None else {"named": names.to_dict(rows.classes)}
     return EncodedTable(
@@ -289,25 +291,27 @@ def read_table_to_label(
         selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
         features = fit_features(table, block, types, keep_option="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
-        uninformative = np.zeros(len(x), bool)
+        uninformative_mask = np.zeros(len(x), bool)
         if encoding is not None:
-            uninformative = encoding.is_uninformative(_select_columns(table, block, columns))
-        if uninformative.any():
-            notes.append(f"{plural(int(uninformative.sum()), 'row')} without information: all cells are missing")
+            uninformative_mask = encoding.is_uninformative(_select_column_cells(table, block, columns))
+        if uninformative_mask.any():
+            notes.append(f"{plural(int(uninformative_mask.sum()), 'row')} without information: all cells are missing")
         likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
         if likely:
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = model.open_table(path, replace(make_read_spec(options, model.read_spec, label), allow_unlabelled=True))
+        table = model.open_table(
+            path, replace(make_read_spec(options, model.new_row_spec, label), allow_unlabelled=True)
+        )
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
-            assert block.uninformative is not None  # open_table marks them
-            parts.append((model.encode(table, block), block.labels, block.uninformative))
-        x, labels, uninformative = map(np.concatenate, zip(*parts, strict=True))
+            assert block.uninformative_mask is not None  # open_table marks them
+            parts.append((model.encode(table, block), block.labels, block.uninformative_mask))
+        x, labels, uninformative_mask = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
-    if (known | uninformative).all() and not allow_labelled:
+    if (known | uninformative_mask).all() and not allow_labelled:
         reason = f"a label in {to_printable(label)}{'' if known.all() else ' or no information'}"
         got = f"{reason} in each of {plural(len(x), 'row')}"
         raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
@@ -324,11 +328,11 @@ def read_table_to_label(
         notes=column_notes,
         positions=positions,
         labels=list(map(str, labels)),
-        uninformative=torch.from_numpy(uninformative),
+        uninformative_mask=torch.from_numpy(uninformative_mask),
     )
 
 
-def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
+def _select_column_cells(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
     """Select the cells (n,) of each named column from a block that has all columns of the table."""
     if columns is None or table.columns is None:
         return list(block.columns)
@@ -337,32 +341,32 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 
 
 def read_cells(
-    options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
+    options: ReadOptions, path: Path, model: TablePipeline | None, label: str, row_indices: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read the cells of all columns of a table except the label column as the original text, to show or write rows.
+    """Read the original texts of the cells of a table, without the label column, to show or write rows.
 
-    ``rows`` are indices from 0; None for all rows. Returns the names of the columns, and a list of cells for each row.
+    ``row_indices`` count from 0; None for all rows. Returns the column names, and a list of cells for each row.
     """
-    spec = ReadSpec(label_column=label) if model is None else model.read_spec
+    spec = ReadSpec(label_column=label) if model is None else model.new_row_spec
     table = open_table(path, replace(make_read_spec(options, spec, label), are_all_columns_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0
     for block in table.blocks:
         n = len(block.positions)
-        selected = range(n) if rows is None else [row - first for row in rows if 0 <= row - first < n]
+        selected = range(n) if row_indices is None else [row - first for row in row_indices if 0 <= row - first < n]
         indices = np.array(selected, int)
         columns = [block.extra_columns[index][indices].tolist() for index in names.values()]
         cells.update(zip((first + indices).tolist(), map(list, zip(*columns, strict=True)), strict=True))
         first += n
-    return list(names), [cells[row] for row in (cells if rows is None else rows)]
+    return list(names), [cells[row] for row in (cells if row_indices is None else row_indices)]
 
 
 def map_blocks(
     function: Callable[[RowBlock], Result],
     blocks: Iterable[RowBlock],
     *,
-    rows: int | None = None,
+    n_rows: int | None = None,
     quiet: bool = False,
     sequential: bool = False,
 ) -> Iterator[Result]:
@@ -370,7 +374,7 @@ def map_blocks(
 
     Several blocks are processed at the same time, each by one thread. If threads shared a block, they would wait for
     each other at every small matrix. On a busy machine that takes five times as long. A function that uses all cores
-    itself is called for one block after the other (``sequential``). ``rows`` is the total for the progress bar.
+    itself is called for one block after the other (``sequential``). ``n_rows`` is the total for the progress bar.
     """
     if sequential:
         yield from map(function, blocks)
@@ -379,7 +383,7 @@ def map_blocks(
     ahead = min(threads, MAX_BLOCK_THREADS)
     torch.set_num_threads(1)
     try:
-        bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
+        bar = progress_bar(total=n_rows, unit="row", unit_scale=True, leave=False, shown=not quiet)
         with bar, ThreadPoolExecutor(ahead) as pool:
             waiting: deque[Future[Result]] = deque()
             for block in blocks:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import shorten_list, to_printable
-from protonet.commands.data import make_read_spec, map_blocks, open_pipeline
+from protonet.commands.data import load_pipeline, make_read_spec, map_blocks
 from protonet.commands.options import EvaluateOptions, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
@@ -46,8 +46,8 @@ class EvaluatedBlock(NamedTuple):
 
 def run(options: EvaluateOptions) -> None:
     """Run ``evaluate``: evaluate a model on a labelled table, and print and write the results."""
-    model = open_pipeline(options, options.model, options.table)
-    spec = make_read_spec(options, model.read_spec, options.label, require_labels=True)
+    model = load_pipeline(options, options.model, options.table)
+    spec = make_read_spec(options, model.new_row_spec, options.label, require_labels=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file)
 
@@ -60,10 +60,10 @@ def run(options: EvaluateOptions) -> None:
             labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
         x = model.encode(table, block)
         rows = (torch.from_numpy(x), block) if options.report is not None else None
-        return EvaluatedBlock(model.predict_logits(x, block.uninformative), labels, names, rows)
+        return EvaluatedBlock(model.predict_logits(x, block.uninformative_mask), labels, names, rows)
 
     sequential = model.has_pretrained_encoder
-    blocks = map_blocks(evaluate_block, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential)
+    blocks = map_blocks(evaluate_block, table.blocks, n_rows=table.n_rows, quiet=options.quiet, sequential=sequential)
     evaluated = list(blocks)
     logits = torch.cat([block.logits for block in evaluated])
     labels = torch.cat([block.labels for block in evaluated])

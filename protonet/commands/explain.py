@@ -10,7 +10,7 @@ import torch
 
 from protonet._io import JsonDict, show_progress, write_json
 from protonet._text import plural, to_printable
-from protonet.commands.data import make_read_spec, open_pipeline, read_labelled_rows
+from protonet.commands.data import load_pipeline, make_read_spec, read_labelled_rows
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.reading import path_to_text
@@ -29,7 +29,7 @@ MAX_EXPLANATION_COLUMNS, MAX_CELL_LENGTH = 5, 40
 def run(options: ExplainOptions) -> None:
     """Run ``explain``: print the importance of each column, or explanations of single rows, and write them as JSON."""
     seed, rows = options.seed, options.rows
-    model = open_pipeline(options, options.model, options.table, for_update=True)
+    model = load_pipeline(options, options.model, options.table, for_update=True)
     generator = torch.Generator().manual_seed(seed)
     if rows is None or options.table is None:
         results = compute_column_importance(options, model, generator)
@@ -100,9 +100,9 @@ def explain_rows(
     ``rows`` are positions in the file, such as line numbers. To measure contributions, the cells of held-out rows that
     the generator draws replace the cells of the explained row.
     """
-    table = model.open_table(table_path, make_read_spec(options, model.read_spec, options.label))
-    x, cells, uninformative = read_rows_at_positions(table, model, rows)
-    ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    table = model.open_table(table_path, make_read_spec(options, model.new_row_spec, options.label))
+    x, cells, uninformative_mask = read_rows_at_positions(table, model, rows)
+    ranked = model.predict_logits(x, uninformative_mask).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
     with show_progress(quiet=options.quiet) as progress:
         features, labels = torch.from_numpy(x), ranked.indices[:, 0].tolist()
@@ -157,8 +157,8 @@ def read_rows_at_positions(
         if indices:
             selected = block.select_rows(np.array(indices))
             texts = [list(map(str, cells)) for cells in zip(*selected.columns, strict=True)]
-            uninformative = model.is_uninformative(selected).tolist()
-            by_row = zip(model.encode(table, selected), texts, uninformative, strict=True)
+            mask = model.is_uninformative(selected).tolist()
+            by_row = zip(model.encode(table, selected), texts, mask, strict=True)
             by_position |= dict(zip(selected.positions, by_row, strict=True))
         positions += block.positions[:: max(1, len(block.positions) - 1)]  # the first and the last
     for row in rows:

@@ -102,8 +102,8 @@ class UnlabelledRows:
             yield self.data.unlabelled
         left_out = list[int]()
         for block in () if self.path is None else self.table.blocks:
-            used, uninformative = split_uninformative_rows(block, self.data.encoding)
-            left_out += uninformative
+            used, positions = split_uninformative_rows(block, self.data.encoding)
+            left_out += positions
             self.positions += used.positions
             x = encode_block(self.table, used, self.data.encoding, "unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
@@ -141,7 +141,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     try:
         with show_progress(quiet=options.quiet) as show_stage:
 
-            def show_part(part: int, stage: str, fraction: float) -> None:
+            def show_part_progress(part: int, stage: str, fraction: float) -> None:
                 begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 
@@ -152,7 +152,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 effort=options.effort,
                 time_limit=TIME_LIMIT if limit is None else max(0.0, remaining),
                 seed=options.seed,
-                progress=partial(show_part, 0),
+                progress=partial(show_part_progress, 0),
             )
             if data.groups is None and not data.has_group_columns:  # a note names columns that look like groups
                 near_duplicates = describe_near_duplicates(solution.training_set.rows, "`group` NAME")
@@ -160,7 +160,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.training_set))
             until = deadline if limit is None or options.report is None else started + REPORT_START_FRACTION * limit
-            cv = cross_validate(solution, deadline=until, progress=partial(show_part, 1))
+            cv = cross_validate(solution, deadline=until, progress=partial(show_part_progress, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
             cv = restore_row_counts(cv, data.y, data.weights, name_samples)
@@ -362,13 +362,13 @@ def compute_fit_details(
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
-    def start_next_part() -> FitProgress:
+    def start_next_progress_part() -> FitProgress:
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_part())
-    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
-    learning = compute_learning_curve(solution, cv, deadline, start_next_part())
+    importance = compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_progress_part())
+    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_progress_part())
+    learning = compute_learning_curve(solution, cv, deadline, start_next_progress_part())
     logits = predict_held_out(cv)[held_out.clamp_min(0)]
     rows = EvaluatedRows(
         logits=logits,

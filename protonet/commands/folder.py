@@ -32,9 +32,9 @@ PREDICTION_SETTINGS_FILE = "_predict.json"
 #: Prefixes of the names of files and folders that hold no rows, by a convention of Hadoop.
 HIDDEN_PREFIXES = (".", "_")
 #: Time limit for a response of the Dask cluster, and time between two checks of local processes, in seconds.
-CLUSTER_TIMEOUT, POLL_INTERVAL = 10, 0.5
-#: State that the local processes share: "rows", the number of finished rows, and "stop", an event that ends the work.
-_POOL_STATE: JsonDict = {}
+CLUSTER_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS = 10, 0.5
+#: State of a worker process: "rows", the shared number of finished rows, and "stop", an event that ends the work.
+_WORKER_PROCESS_STATE: JsonDict = {}
 
 
 class FileTask(NamedTuple):
@@ -97,8 +97,8 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
     return tasks
 
 
-def record_folder_settings(output: Path, settings: JsonDict) -> None:
-    """Write the model file's hash and the options to the output folder; raise an InputError if it has others."""
+def check_or_record_settings(output: Path, settings: JsonDict) -> None:
+    """Record the model file's hash and the options in the output folder; raise an InputError if it has others."""
     path, text = output / PREDICTION_SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
@@ -128,7 +128,7 @@ def run_file_tasks(
     )
     with bar:
         if isinstance(workers, int):
-            done = _run_in_pool(process_file, left, min(workers, len(left)), bar.update)
+            done = _run_in_processes(process_file, left, min(workers, len(left)), bar.update)
         else:
             done = _run_on_dask(process_file, left, workers, bar.update) if left else iter(())
         for lines in done:
@@ -136,7 +136,7 @@ def run_file_tasks(
     return list(notes)
 
 
-def _run_in_pool(
+def _run_in_processes(
     process_file: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountFinishedRows
 ) -> Iterator[Sequence[str]]:
     """Process files by ``n_processes`` local processes of one thread, and yield the notes of each finished file."""
@@ -146,9 +146,9 @@ def _run_in_pool(
     rows, stop = context.Value("q", 0), context.Event()
     pool = ProcessPoolExecutor(n_processes, context, _initialize_process, (rows, stop))
     try:
-        waiting, seen = {pool.submit(_process_in_pool, process_file, task) for task in tasks}, 0
+        waiting, seen = {pool.submit(_process_in_worker_process, process_file, task) for task in tasks}, 0
         while waiting:
-            done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
+            done, waiting = wait(waiting, POLL_INTERVAL_SECONDS, FIRST_COMPLETED)
             now = rows.value
             count_rows(now - seen)
             seen = now
@@ -165,13 +165,14 @@ def _run_in_pool(
 def _initialize_process(rows: object, stop: object) -> None:
     """Initialize a worker process, which uses one thread, ignores Ctrl-C and exits with its parent.
 
-    `_POOL_STATE` keeps ``rows``, the shared count of predicted rows, and ``stop``, the event that ends all workers.
+    `_WORKER_PROCESS_STATE` keeps ``rows``, the shared number of predicted rows, and ``stop``, the event that ends all
+    workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
 
-    _POOL_STATE.update(rows=rows, stop=stop)
+    _WORKER_PROCESS_STATE.update(rows=rows, stop=stop)
     torch.set_num_threads(1)
     pyarrow.set_cpu_count(1)
 
@@ -183,14 +184,14 @@ def _initialize_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_in_pool(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
+def _process_in_worker_process(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file in a local process, add its rows to the shared count, and return its notes."""
 
     def count_rows(rows: int) -> None:
-        if _POOL_STATE["stop"].is_set():
+        if _WORKER_PROCESS_STATE["stop"].is_set():
             raise StoppedError
-        with _POOL_STATE["rows"].get_lock():
-            _POOL_STATE["rows"].value += rows
+        with _WORKER_PROCESS_STATE["rows"].get_lock():
+            _WORKER_PROCESS_STATE["rows"].value += rows
 
     return process_file(task, count_rows)
 
@@ -238,7 +239,7 @@ def _connect_to_dask(address: str) -> Iterator[Any]:
     logger.setLevel(logging.CRITICAL)
     try:
         try:
-            client = Client(address, timeout=CLUSTER_TIMEOUT, set_as_default=False)
+            client = Client(address, timeout=CLUSTER_TIMEOUT_SECONDS, set_as_default=False)
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
@@ -246,7 +247,7 @@ def _connect_to_dask(address: str) -> Iterator[Any]:
         with client:
             version = installed_version(DISTRIBUTION_NAME)
             try:
-                client.wait_for_workers(1, timeout=CLUSTER_TIMEOUT)
+                client.wait_for_workers(1, timeout=CLUSTER_TIMEOUT_SECONDS)
                 versions = client.run(installed_version, DISTRIBUTION_NAME)
             except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
                 remedy = f"Start some with dask worker {address}."

@@ -21,14 +21,14 @@ from protonet.ui.command_line import check_known_name, parse_finite_number, pars
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
 #: Copies of the names in `protonet.fit.search.EFFORTS` and of `protonet.fit.solver.TIME_LIMIT`, in seconds.
-EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
+EFFORT_NAMES, DEFAULT_TIME_LIMIT_SECONDS = ("fast", "default", "best"), 900.0
 
 OptionsT = TypeVar("OptionsT")
 
 
-def positional(text: str, **settings: Any) -> Any:
-    """Declare a positional argument as a field of a dataclass; ``text`` is its help, ``settings`` are of argparse."""
-    return field(metadata={"help": text, "names": (), "group": "", **settings})
+def positional(help_text: str, **settings: Any) -> Any:
+    """Declare a positional argument as a field of a dataclass; ``settings`` are keyword arguments of argparse."""
+    return field(metadata={"help": help_text, "names": (), "group": "", **settings})
 
 
 def path_exists(path: Path) -> bool:
@@ -40,7 +40,7 @@ def path_exists(path: Path) -> bool:
 
 
 def option(
-    text: str,
+    help_text: str,
     default: object = None,
     *names: str,
     group: str = "",
@@ -51,16 +51,16 @@ def option(
     """Declare an option as a field of a dataclass, whose type determines ``nargs`` and ``metavar`` of argparse.
 
     Args:
-        text: The help text.
+        help_text: The help text.
         default: The default value; False declares a flag.
         *names: Further names of the option, such as "-o".
         group: The group of the option in ``--help-all``; options without a group are in ``--help`` as well. Options of
             a group whose name begins with "|" exclude each other.
         parse: Converts an option's name, which is for error messages, and the text that the user typed to a value.
         suffixes: Allowed suffixes, if the option names an output file.
-        **settings: Further settings of argparse.
+        **settings: Further keyword arguments of ``ArgumentParser.add_argument``.
     """
-    extra = {"help": text, "names": names, "group": group, "parse": parse, "suffixes": suffixes}
+    extra = {"help": help_text, "names": names, "group": group, "parse": parse, "suffixes": suffixes}
     return field(default=default, metadata=extra | settings)
 
 
@@ -102,7 +102,7 @@ def parse_up_to(high: int, name: str, text: str) -> int:
 
 
 _parse_count, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
-DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
+N_DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
 _TABLE_HELP += "or a folder of pictures"
@@ -174,7 +174,7 @@ class FitOptions(ResultOptions):
         parse=lambda name, text: check_known_name(name, text, EFFORT_NAMES),
     )
     time_limit: float | None = option(
-        f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)",
+        f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT_SECONDS:.0f} for training alone)",
         metavar="SECONDS",
         parse=_parse_seconds,
     )
@@ -271,7 +271,7 @@ class SuggestOptions(ReadOptions):
     model: Path | None = positional(_MODEL_HELP)
     table: Path = positional(_TABLE_HELP, nargs="?")
     n: int | None = option(
-        f"the number of rows (default: {DEFAULT_SUGGESTIONS}, or all if there are fewer)", parse=_parse_count
+        f"the number of rows (default: {N_DEFAULT_SUGGESTIONS}, or all if there are fewer)", parse=_parse_count
     )
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)

@@ -27,8 +27,8 @@ from protonet.commands.folder import (
     CountFinishedRows,
     FileTask,
     add_file_name_to_error,
+    check_or_record_settings,
     list_file_tasks,
-    record_folder_settings,
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
@@ -51,10 +51,10 @@ ROW_NUMBER_COLUMN = "row"
 class PredictionOutputSpec(NamedTuple):
     """The columns of the CSV output of ``predict``, and the score below which rows are rejected."""
 
-    threshold: float | None  #: Rows with at most this score get the class "unknown"; None to reject no row.
-    all_probabilities: bool  #: Whether the last columns are the probabilities of all classes.
+    rejection_threshold: float | None  #: Rows with at most this score get the class "unknown"; None to reject no row.
+    has_all_probabilities: bool  #: Whether the last columns are the probabilities of all classes.
     row_numbers: bool  #: Whether the first column is the line number of each row, or its number in a spreadsheet.
-    picture_paths: bool = False  #: Whether a column has the path of the picture of each row.
+    has_picture_paths: bool = False  #: Whether a column has the path of the picture of each row.
     keep_columns: bool = False  #: Whether all columns of the table are copied to the output.
 
 
@@ -72,16 +72,16 @@ def run(options: PredictOptions) -> None:
             predict_folder(model, options)
             return
         check_single_table_options(options)
-    model = model.attach_encoders(options.representation, show_progress=not options.quiet, table=options.table)
+    model = model.with_loaded_encoders(options.representation, show_progress=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
-    spec = spec._replace(picture_paths=not named and is_picture_path(options.table))
+    spec = spec._replace(has_picture_paths=not named and is_picture_path(options.table))
     table = open_table(model, spec, options, options.table)
     function, sequential = partial(format_prediction_rows, model, table, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
         file.write(format_csv_header(model, spec, table.extra_columns).encode())
-        for text in map_blocks(function, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
+        for text in map_blocks(function, table.blocks, n_rows=table.n_rows, quiet=options.quiet, sequential=sequential):
             file.write(text.encode())
 
     if options.output is not None:
@@ -100,7 +100,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 
     Files whose predictions an earlier run wrote are skipped.
     """
-    workers = count_cores() if options.workers is None else options.workers
+    workers = count_usable_cores() if options.workers is None else options.workers
     if options.sheet is not None:
         raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
@@ -109,9 +109,9 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_output_path("output", options.output, folder=True)
     tasks = list_file_tasks(options.table, output)
-    record_folder_settings(output, {"model": digest, **spec._asdict()})
+    check_or_record_settings(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
-    model.attach_encoders(names, show_progress=False)  # fails before the processes start
+    model.with_loaded_encoders(names, show_progress=False)  # fails before the processes start
     work = partial(predict_file, str(path), digest, names, spec)
     try:
         notes = run_file_tasks(work, tasks, workers=workers, quiet=options.quiet)
@@ -121,20 +121,20 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 
 
 def predict_file(
-    path: str,
-    digest: str,
-    names: tuple[str, ...] | None,
+    model_path: str,
+    model_hash: str,
+    encoder_names: tuple[str, ...] | None,
     spec: PredictionOutputSpec,
     task: FileTask,
     count_rows: CountFinishedRows,
 ) -> list[str]:
     """Classify the rows of one Parquet file of a folder by one thread, write its output, and return notes for the user.
 
-    The model file must have the hash ``digest``; ``names`` are the encoders that the user named, None for the encoders
-    of ``fit``.
+    The model file must have the SHA-256 ``model_hash``; ``encoder_names`` are the encoders that the user named, None
+    for those of ``fit``.
     """
     torch.set_num_threads(1)
-    model = load_cached_model(path, digest, names)
+    model = load_cached_model(model_path, model_hash, encoder_names)
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
@@ -157,29 +157,31 @@ def predict_file(
 
 
 @lru_cache(maxsize=1)
-def load_cached_model(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
-    """Load a model with its encoders (``names``) once per process; raise an InputError if the file's hash differs."""
-    model = TablePipeline.load(path, argument="model").attach_encoders(names, show_progress=False)
-    if hash_file(Path(path)) != digest:
+def load_cached_model(path: str, model_hash: str, encoder_names: tuple[str, ...] | None) -> TablePipeline:
+    """Load a model with its pretrained encoders once per process; raise an InputError if its SHA-256 differs."""
+    model = TablePipeline.load(path, argument="model").with_loaded_encoders(encoder_names, show_progress=False)
+    if hash_file(Path(path)) != model_hash:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
     return model
 
 
-def count_cores() -> int:
+def count_usable_cores() -> int:
     """Count the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_output_spec(model: TablePipeline, options: PredictOptions) -> PredictionOutputSpec:
     """Create the specification of the output of ``predict`` from its options and the model."""
-    threshold = None if options.unknown is None else choose_rejection_threshold(model, options.unknown)
-    return PredictionOutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
+    rejection_threshold = None if options.unknown is None else choose_rejection_threshold(model, options.unknown)
+    return PredictionOutputSpec(
+        rejection_threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns
+    )
 
 
 def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
     """Open a table for prediction, with the columns that ``predict`` copies to its output as extra columns."""
-    read_spec = make_read_spec(options, model.read_spec, extra=model.metadata.get("id"))
-    return model.open_table(path, replace(read_spec, are_all_columns_extra=spec.keep_columns))
+    new_row_spec = make_read_spec(options, model.new_row_spec, extra=model.metadata.get("id"))
+    return model.open_table(path, replace(new_row_spec, are_all_columns_extra=spec.keep_columns))
 
 
 def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float) -> float:
@@ -199,9 +201,9 @@ def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: S
 
     A column of predictions that would have the name of a copied column gets a suffix.
     """
-    first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
+    first = [*extra, *[PICTURE_COLUMN] * spec.has_picture_paths]
     names = [ROW_NUMBER_COLUMN] * spec.row_numbers + ["class", "probability"]
-    names += [f"P({name})" for name in model.classes] if spec.all_probabilities else []
+    names += [f"P({name})" for name in model.classes] if spec.has_all_probabilities else []
     used = set(first)
     for index, name in enumerate(names):
         suffixed = (f"{name} (predicted{f' {repetition}' if repetition > 1 else ''})" for repetition in count(1))
@@ -211,7 +213,7 @@ def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: S
 
 
 def format_predicted_classes(
-    class_names: Sequence[str], logits: Tensor, threshold: float | None
+    class_names: Sequence[str], logits: Tensor, rejection_threshold: float | None
 ) -> list[tuple[str, str]]:
     """Convert logits (n, num_classes) to the predicted class and its probability, as texts, for each row.
 
@@ -219,8 +221,8 @@ def format_predicted_classes(
     """
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
     rows = [(class_names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
-    if threshold is not None:
-        for row in (score_known_class(logits) <= threshold).nonzero().flatten().tolist():
+    if rejection_threshold is not None:
+        for row in (score_known_class(logits) <= rejection_threshold).nonzero().flatten().tolist():
             rows[row] = (UNKNOWN_CLASS_NAME, "")
     return rows
 
@@ -228,13 +230,15 @@ def format_predicted_classes(
 def format_prediction_rows(model: TablePipeline, table: Table, spec: PredictionOutputSpec, block: RowBlock) -> str:
     """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
-    logits = model.predict_logits(model.encode(table, block), block.uninformative)
-    lines = [[name, probability] for name, probability in format_predicted_classes(names, logits, spec.threshold)]
-    if spec.all_probabilities:
+    logits = model.predict_logits(model.encode(table, block), block.uninformative_mask)
+    lines = [
+        [name, probability] for name, probability in format_predicted_classes(names, logits, spec.rejection_threshold)
+    ]
+    if spec.has_all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{probability:.6g}" for probability in row]
     columns = [np.array(block.positions)] * spec.row_numbers + [*block.extra_columns]
-    if spec.picture_paths:
+    if spec.has_picture_paths:
         columns.append(block.columns[(model.columns or ()).index(PICTURE_COLUMN)])
     extra = [[escape_formula(str(cell)) for cell in column.tolist()] for column in columns]
     text = io.StringIO()

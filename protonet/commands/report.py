@@ -23,11 +23,11 @@ from protonet.metrics import (
     EvaluationSample,
     Metrics,
     compute_auroc,
-    count_confidence_bins,
-    measure,
-    measure_classes,
+    compute_class_metrics,
+    compute_metrics,
     score_known_class,
     score_label_errors,
+    sum_confidence_bins,
     wilson_interval,
 )
 from protonet.pipeline import TablePipeline
@@ -63,9 +63,12 @@ def compare_baselines(
     for name, scores in {"this model": logits, **baselines}.items():
         is_baseline = name in baselines
         used = sample._replace(accuracy_gain=0.0, accuracy_gain_error=0.0) if is_baseline else sample
-        metrics = measure(scores, labels, used)
+        metrics = compute_metrics(scores, labels, used)
         result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
-        result |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
+        result |= {
+            "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
+            "compared_by": measured,
+        }
         if is_baseline:
             difference = correct - (scores.argmax(dim=1) == labels).double()
             mean = float((weights * difference).sum())
@@ -119,7 +122,7 @@ def evaluate_to_dict(
         unknown_labels: The number of rows of each class that the model does not know, by class name.
     """
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
-    metrics, scores, rows = measure(logits[known], labels[known]), score_known_class(logits), int(known.sum())
+    metrics, scores, rows = compute_metrics(logits[known], labels[known]), score_known_class(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown_labels else None
     frequent, balanced = score_class_frequencies(counts, rows), bool(model.metadata.get("balanced"))
     baselines, sample = {MOST_FREQUENT_CLASS: frequent}, EvaluationSample.with_defaults(rows)
@@ -167,18 +170,18 @@ def format_class_metrics(results: JsonDict) -> str:
 
 def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
     """Convert the overall metrics and the metrics of each class to a dict for JSON; ``name`` is the table's name."""
-    measured = measure_classes(metrics.confusion)
+    measured = compute_class_metrics(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
         for label, name in enumerate(classes)
     ]
     results: JsonDict = {"table": name, "rows": int(measured.rows.sum()), **vars(metrics)}
     results |= {"confusion": metrics.confusion.tolist(), "balanced_accuracy": measured.balanced_accuracy}
-    return results | {"mean": measured.macro, "classes": by_class}
+    return results | {"mean": measured.macro_averages, "classes": by_class}
 
 
 #: Number of bins of the histogram as which `project_logits` arranges the rows if there are only two classes.
-HISTOGRAM_BINS = 48
+N_HISTOGRAM_BINS = 48
 
 
 def project_logits(logits: Tensor) -> Tensor:
@@ -197,15 +200,15 @@ def project_logits(logits: Tensor) -> Tensor:
     if logits.shape[1] > 2:
         return points / scale
     x = points[:, 0] / scale
-    bins = ((x + 1) / 2 * HISTOGRAM_BINS).long().clamp(max=HISTOGRAM_BINS - 1)
-    counts, order = bins.bincount(minlength=HISTOGRAM_BINS), bins.argsort(stable=True)
+    bins = ((x + 1) / 2 * N_HISTOGRAM_BINS).long().clamp(max=N_HISTOGRAM_BINS - 1)
+    counts, order = bins.bincount(minlength=N_HISTOGRAM_BINS), bins.argsort(stable=True)
     heights = torch.empty_like(x)
     heights[order] = (torch.arange(len(x)) - (counts.cumsum(0) - counts)[bins[order]]).double()  # ranks in their bins
     return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
 
 
 #: Number of bins of the reliability diagram. The calibration error has more, but each bin here is drawn.
-RELIABILITY_BINS = 10
+N_RELIABILITY_BINS = 10
 #: Maximum number of rows whose predictions the report has, and of suspicious labels that it lists.
 MAX_REPORTED_PREDICTIONS, MAX_LISTED_LABEL_ERRORS = 2000, 100
 #: Maximum number of columns that the report shows of a row, and of characters that it shows of a cell.
@@ -268,11 +271,11 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
     Each dict has the bounds of the bin, and the number, mean confidence and accuracy (with interval) of its rows.
     """
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    bins = count_confidence_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
+    bins = sum_confidence_bins(confidence, predicted == rows.labels, N_RELIABILITY_BINS)
     return [
         {
-            "low": index / RELIABILITY_BINS,
-            "high": (index + 1) / RELIABILITY_BINS,
+            "low": index / N_RELIABILITY_BINS,
+            "high": (index + 1) / N_RELIABILITY_BINS,
             "rows": int(n),
             "confidence": total / n,
             "accuracy": correct / n,
@@ -307,12 +310,12 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
     ]
 
 
-def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
+def collect_predictions(rows: EvaluatedRows, column_order: Sequence[int]) -> JsonDict:
     """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
 
     More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining rows are the most likely label errors,
-    the other half are evenly spaced in the table. Only cells of the first `MAX_SHOWN_COLUMNS` columns of ``order`` are
-    included.
+    the other half are evenly spaced in the table. Only cells of the first `MAX_SHOWN_COLUMNS` columns of
+    ``column_order`` are included.
     """
     total, points = len(rows.labels), project_logits(rows.logits)
     if total > MAX_REPORTED_PREDICTIONS:
@@ -323,7 +326,7 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
         rows, points = rows.select(chosen), points[torch.tensor(chosen)]
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
-    shown = order[:MAX_SHOWN_COLUMNS] if rows.cells else []
+    shown = column_order[:MAX_SHOWN_COLUMNS] if rows.cells else []
     texts = [[str(cell)[:MAX_SHOWN_CELL_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
     return {
         "total": total,
@@ -341,10 +344,16 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
 
 
 def compute_importance(
-    cv: CrossValidation, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: FitProgress
+    cv: CrossValidation,
+    column_names: Sequence[str],
+    n_features: Sequence[int],
+    seed: int,
+    deadline: float,
+    progress: FitProgress,
 ) -> JsonDict | None:
-    """Compute the permutation importance of each column, as `rank_columns_by_importance` returns it.
+    """Compute the permutation importance of each column by `rank_columns_by_importance`.
 
+    ``n_features`` is the number of features of each column.
     Returns None if the ``deadline``, a time of ``time.monotonic()``, passed or an embedding overflowed.
     """
 
@@ -355,7 +364,9 @@ def compute_importance(
 
     generator = torch.Generator().manual_seed(seed)
     try:
-        return rank_columns_by_importance(cv, names, sizes, generator, check_deadline, MAX_IMPORTANCE_PREDICTIONS)
+        return rank_columns_by_importance(
+            cv, column_names, n_features, generator, check_deadline, MAX_IMPORTANCE_PREDICTIONS
+        )
     except (TimeoutError, FloatingPointError):
         return None
 

@@ -31,7 +31,7 @@ MAX_LISTED_CONTRADICTORY_ROWS = 3
 _INTEGER_PATTERN = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
-def parse_integers(labels: np.ndarray) -> np.ndarray:
+def parse_integer_labels(labels: np.ndarray) -> np.ndarray:
     """Convert labels (n,) to integers if every label is an integer; otherwise convert all of them to text.
 
     Classes are sorted, and integers sort 2 before 10.
@@ -43,7 +43,7 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 
 
 def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:
-    """Return the names that are another spelling of a known class, each with this known class.
+    """Return a dict from the names that are other spellings of known classes to these classes.
 
     Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
     false, other words for true and false, and 1 and 0, are spellings, too.
@@ -60,7 +60,7 @@ def detect_respellings(names: Iterable[object], known_classes: Sequence[str | in
 
 
 def check_class_spellings(names: Iterable[object], known_classes: Sequence[str | int], remedy: str) -> None:
-    """Raise an InputError, with the remedy, if some names are only other spellings of known classes."""
+    """Raise an InputError, which ends with the remedy, if names are other spellings of known classes."""
     if respellings := detect_respellings(names, known_classes):
         raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
 
@@ -122,10 +122,10 @@ def warn_contradictory_labels(x: np.ndarray, labels: Sequence[str | int], locati
 #: but identifiers or measurements.
 MAX_SINGLE_ROW_CLASSES = 20
 #: Whole numbers are probably measurements, such as ages, if the median number of rows per class is at most this.
-MAX_MEDIAN_ROWS_PER_CLASS = 3
+MAX_MEASUREMENT_ROWS_PER_CLASS = 3
 #: Such whole numbers must also have more distinct values than this fraction of the rows, or a difference of the largest
 #: and the smallest that is at least this multiple of the number of distinct values.
-MIN_DISTINCT_FRACTION, MIN_RANGE_MULTIPLE = 0.5, 2
+MIN_MEASUREMENT_DISTINCT_FRACTION, MIN_MEASUREMENT_RANGE_MULTIPLE = 0.5, 2
 
 #: The names of the columns of a table of classes; the second is optional.
 CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
@@ -148,7 +148,7 @@ class TableRows:
     descriptions: list[str]  #: The description of each class; "" for a class without one.
 
     @property
-    def all_unlabelled(self) -> bool:
+    def is_fully_unlabelled(self) -> bool:
         """Whether no row has a label, so that the classes come from the option ``--classes``."""
         return not len(self.labels)
 
@@ -163,7 +163,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
     for argument, names in {**chosen, "group": [options.group], "id": [options.id]}.items():
         if label in names:
             raise_input_error(argument, "name another column than that of the labels", repr(label), "Leave it out.")
-    described = {} if options.classes is None else read_classes(options.classes)
+    described = {} if options.classes is None else read_class_descriptions(options.classes)
     spec = ReadSpec(
         label_column=label,
         require_labels=not described or options.label is not None,
@@ -241,14 +241,14 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
     return types
 
 
-def read_classes(path: Path) -> dict[str, str]:
+def read_class_descriptions(path: Path) -> dict[str, str]:
     """Read the description of each class, or "", by its name, from the option ``--classes``.
 
     The option is a table with the columns ``class`` and, optionally, ``description``; or class names that are separated
     by commas.
     """
     if "," in str(path) and not path_exists(path):
-        return _check_class_names([name.strip() for name in str(path).split(",")], path)
+        return _validate_class_names([name.strip() for name in str(path).split(",")], path)
     with renamed_arguments(path="classes"):
         source = open_table_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
     header = source.header or []
@@ -259,11 +259,11 @@ def read_classes(path: Path) -> dict[str, str]:
     indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
     blocks = [block.columns for block in source.read_chunks(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
-    names = _check_class_names(columns[0] if columns else [], path)
+    names = _validate_class_names(columns[0] if columns else [], path)
     return dict(zip(names, columns[1], strict=True)) if len(columns) > 1 else names
 
 
-def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
+def _validate_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
     """Return a dict of class names without descriptions (""); raise an InputError if names are missing or repeated."""
     if not names:
         raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
@@ -294,7 +294,7 @@ def determine_classes(
     n, allow_many = len(labels), allow_many or bool(described_classes)
     if described_classes:
         labels = np.concatenate([labels.astype(str), np.array(described_classes, str)])
-    names, indices = np.unique(parse_integers(labels), return_inverse=True)
+    names, indices = np.unique(parse_integer_labels(labels), return_inverse=True)
     indices = indices[:n]
     rows = np.bincount(indices, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
@@ -313,12 +313,12 @@ def determine_classes(
     return classes, indices
 
 
-def describe_unlikely_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
+def describe_unlikely_classes(classes: Sequence[str | int], class_counts: np.ndarray, label: str) -> str | None:
     """Describe why labels look like identifiers or measurements; return None if they look like classes.
 
-    ``rows`` (num_classes,) has the number of rows of each class.
+    ``class_counts`` (num_classes,) has the number of rows of each class.
     """
-    if rows.max() == 1:
+    if class_counts.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"
     try:
         values = [float(name) for name in classes]
@@ -328,8 +328,12 @@ def describe_unlikely_classes(classes: Sequence[str | int], rows: np.ndarray, la
     if any(value % 1 for value in values):
         return f"{len(classes)} {got}"
     wide = (
-        max(values) - min(values) >= MIN_RANGE_MULTIPLE * len(values)
-        or len(values) > MIN_DISTINCT_FRACTION * rows.sum()
+        max(values) - min(values) >= MIN_MEASUREMENT_RANGE_MULTIPLE * len(values)
+        or len(values) > MIN_MEASUREMENT_DISTINCT_FRACTION * class_counts.sum()
     )
-    few = np.median(rows) <= MAX_MEDIAN_ROWS_PER_CLASS
-    return f"{len(classes)} whole {got}, most with {MAX_MEDIAN_ROWS_PER_CLASS} rows or fewer" if wide and few else None
+    few = np.median(class_counts) <= MAX_MEASUREMENT_ROWS_PER_CLASS
+    return (
+        f"{len(classes)} whole {got}, most with {MAX_MEASUREMENT_ROWS_PER_CLASS} rows or fewer"
+        if wide and few
+        else None
+    )

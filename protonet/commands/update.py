@@ -10,12 +10,12 @@ from torch import Tensor
 
 from protonet._io import write_text
 from protonet._text import plural, shorten_list, to_printable
-from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_labelled_rows, read_table_to_label
-from protonet.commands.options import DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
+from protonet.commands.data import get_label_column, load_pipeline, read_cells, read_labelled_rows, read_table_to_label
+from protonet.commands.options import N_DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
 from protonet.commands.rows import (
     MAX_LISTED_CONTRADICTORY_ROWS,
     check_class_spellings,
-    parse_integers,
+    parse_integer_labels,
     warn_contradictory_labels,
     warn_similar_names,
 )
@@ -30,10 +30,10 @@ from protonet.ui.text import format_csv, format_table
 
 def run_suggest(options: SuggestOptions) -> None:
     """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
-    model = None if options.model is None else open_pipeline(options, options.model, options.table)
+    model = None if options.model is None else load_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
     rows = read_table_to_label(options, model, label)
-    n = min(DEFAULT_SUGGESTIONS, len(rows.unlabelled_indices)) if options.n is None else options.n
+    n = min(N_DEFAULT_SUGGESTIONS, len(rows.unlabelled_indices)) if options.n is None else options.n
     if model is None:
         left, labelled = rows.unlabelled_indices, rows.x[rows.has_label]
         chosen = suggest_rows(None, rows.x, n, unlabelled_rows=left, labelled_features=labelled)
@@ -55,7 +55,7 @@ def run_suggest(options: SuggestOptions) -> None:
 
 def run(options: UpdateOptions) -> None:
     """Run ``update``: add labelled rows to a model, write it, and print the change of accuracy on held-out rows."""
-    model = open_pipeline(options, options.model, options.table, for_update=True)
+    model = load_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_output_path("model", options.model)
     table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
@@ -71,7 +71,7 @@ def run(options: UpdateOptions) -> None:
     if old is not None:
         contradictions += warn_held_out_contradictions(old, x_given, given, classes, locations)
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
-    updated = model.update(x, labels, classes, groups=groups, uninformative=empty)
+    updated = model.update(x, labels, classes, groups=groups, uninformative_mask=empty)
     if empty.any():
         table.notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
     show_notes(table.all_notes, quiet=options.quiet)
@@ -98,7 +98,7 @@ def run(options: UpdateOptions) -> None:
 def extend_classes(classes: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Append the new classes among labels (n,) to the known classes; return all as integers, or all as strings."""
     texts = {str(name) for name in classes}
-    names = [*classes, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
+    names = [*classes, *(name for name in np.unique(parse_integer_labels(labels)).tolist() if str(name) not in texts)]
     integers = tuple(name for name in names if type(name) is int)
     return integers if len(integers) == len(names) else tuple(map(str, names))
 

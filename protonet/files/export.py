@@ -58,10 +58,10 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     graph = OnnxGraph(onnx)
     dtype = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info("features", dtype, ["n", encoder.input_dim])]
-    features, uninformative = "features", ""
+    features, uninformative_mask = "features", ""
     if model.encoding is not None and not model.encoding.is_fully_numeric:
         names = model.columns or tuple(f"column {index}" for index in range(len(model.encoding.columns)))
-        features, uninformative = add_column_encoding(graph, names, model.encoding)
+        features, uninformative_mask = add_column_encoding(graph, names, model.encoding)
         inputs = []
         for name, column in zip(names, model.encoding.columns, strict=True):
             dtype = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
@@ -76,8 +76,8 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
         lowest = graph.add("ReduceMin", graph.add("Where", has_prototype, logits, np.float32(0)), axes=[1])
         logits = graph.add("Where", network.has_zero_sum, graph.add("Sub", lowest, np.float32(1)), logits)
     logits = graph.add("Where", network.has_samples, logits, np.finfo(np.float32).min)
-    if uninformative and uninformative_logits is not None:
-        logits = graph.add("Where", uninformative, uninformative_logits.float(), logits)
+    if uninformative_mask and uninformative_logits is not None:
+        logits = graph.add("Where", uninformative_mask, uninformative_logits.float(), logits)
     graph.add("Identity", logits, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 
@@ -109,8 +109,8 @@ def add_column_encoding(graph: OnnxGraph, names: Sequence[str], encoding: Encodi
         remedy = "Fit again without these columns (--drop), or encode them as numbers first."
         raise_input_error("model", "have columns that ONNX can encode", ", ".join(unsupported), remedy)
     features, masks = zip(*outputs, strict=True)
-    uninformative = functools.reduce(functools.partial(graph.add, "And"), masks)
-    return graph.add("Concat", *features, axis=1), uninformative
+    uninformative_mask = functools.reduce(functools.partial(graph.add, "And"), masks)
+    return graph.add("Concat", *features, axis=1), uninformative_mask
 
 
 #: Number of rows of the example batch that is traced. With 0 or 1 rows, torch.export would fix the number of rows.

@@ -45,7 +45,7 @@ def serialize_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Te
         "sources": [{"kind": source.kind, **source.config.to_json()} for source in encoder.list_input_maps()],
         "views": [
             {"kind": view.kind, "source": index, **view.config.to_json()}
-            for view, index in zip(encoder.list_views(), encoder.source_index, strict=True)
+            for view, index in zip(encoder.iterate_views(), encoder.source_index, strict=True)
         ],
     }
     return config, {name: tensor for name, tensor in network.state_dict().items() if name != DERIVED_BUFFER_NAME}
@@ -84,7 +84,7 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     components: dict[str, RestorableModule] = {
-        f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())
+        f"encoder.views.{at}.": view for at, view in enumerate(encoder.iterate_views())
     }
     components |= {f"encoder.sources.{at}.": source for at, source in enumerate(encoder.list_input_maps())}
     for prefix, component in components.items():

@@ -19,7 +19,7 @@ from protonet._validation import check_features, check_int
 from protonet.errors import raise_input_error
 from protonet.fit.networks import fit_labelled_rows, select_semi_supervised_views
 from protonet.fit.solver import Solution, preserve_torch_state
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import PrototypeNetwork
 
 
@@ -144,7 +144,7 @@ def suggest_rows(
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
         parts = [] if network is None else [network.prototypes[network.has_samples].float()]
-        parts += [space.embed(block).float() for block in labelled.split(CHUNK_SIZE) if len(block)]
+        parts += [space.embed(block).float() for block in labelled.split(MAX_CHUNK_ROWS) if len(block)]
         if network is None:  # each represents its fraction of the rows
             bandwidth = median_bandwidth(embedded, math.ceil(len(sample) / n))
         else:
@@ -161,7 +161,7 @@ def predict_top_two_classes(network: PrototypeNetwork, x: Tensor) -> TopTwoClass
     Raises an InputError if the embedding of a row overflows.
     """
     parts: list[tuple[Tensor, ...]] = []
-    for block in x.split(CHUNK_SIZE):
+    for block in x.split(MAX_CHUNK_ROWS):
         logits = network(block)
         if not bool(logits.isfinite().all()):
             remedy = "Correct or drop the row."
@@ -205,12 +205,14 @@ def maximize_coverage(rows: Tensor, weights: Tensor, references: Tensor, n: int,
     """
     similarity = kernel_similarity(rows, rows, bandwidth)
     covered = torch.zeros(len(rows))
-    for block in references.split(CHUNK_SIZE // 16) if len(references) else ():
+    for block in references.split(MAX_CHUNK_ROWS // 16) if len(references) else ():
         covered = torch.maximum(covered, kernel_similarity(rows, block, bandwidth).amax(dim=1))
     chosen: list[int] = []
     available = torch.ones(len(rows), dtype=torch.bool)
     for _ in range(n):
-        gains = torch.cat([(block - covered).clamp_(min=0) @ weights for block in similarity.split(CHUNK_SIZE // 16)])
+        gains = torch.cat(
+            [(block - covered).clamp_(min=0) @ weights for block in similarity.split(MAX_CHUNK_ROWS // 16)]
+        )
         best = int(gains.masked_fill(~available, -1.0).argmax())
         chosen.append(best)
         available[best] = False
@@ -238,7 +240,7 @@ class Standardiser:
 
     def __init__(self, x: Tensor) -> None:
         self.mean = x.mean(dim=0, dtype=torch.float64)
-        squares = sum((block - self.mean).square().sum(dim=0) for block in x.split(CHUNK_SIZE))
+        squares = sum((block - self.mean).square().sum(dim=0) for block in x.split(MAX_CHUNK_ROWS))
         deviation = torch.as_tensor(squares / len(x)).sqrt()
         varies = deviation > 1e-12 * self.mean.abs()
         self.scale = torch.where(varies, deviation * math.sqrt(max(1, int(varies.sum()))), math.inf)
@@ -258,7 +260,9 @@ def _explain_suggestions(
 ) -> Iterator[str]:
     """Yield for each chosen row of x the reason to label it, such as "between a and b" of the class ``names``."""
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
-    for block in x.split(CHUNK_SIZE):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
+    for block in x.split(
+        MAX_CHUNK_ROWS
+    ):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
         counts += torch.bincount(nearest[similarity >= math.exp(-1)], minlength=len(chosen))
     farther = None if predictions is None else predictions.max_logits.sort().values
@@ -299,7 +303,7 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     with preserve_torch_state():
         network = fit_labelled_rows(training_set.rows, untrained)
     with torch.no_grad():
-        embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK_SIZE)])
+        embedding = torch.cat([network.embed(part) for part in rows.split(MAX_CHUNK_ROWS)])
         plain = Standardiser(rows).embed(rows)
         joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)
     groups = list_novel_clusters(joint, some.labels, pooled.known_score_ranks)

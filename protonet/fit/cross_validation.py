@@ -21,7 +21,7 @@ from protonet.fit.search import FitProgress, ignore_progress, split_training_row
 from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.fit.training_set import TrainingSet, to_input_units
 from protonet.losses import class_means, multiply_by_weights
-from protonet.metrics import EvaluationSample, Metrics, measure, refit_variance_factor, score_known_class
+from protonet.metrics import EvaluationSample, Metrics, compute_metrics, refit_variance_factor, score_known_class
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
 from protonet.views.config import raise_unless
@@ -70,7 +70,7 @@ class CrossValidation:
         sample = EvaluationSample.with_defaults(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
-        factor = refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
+        factor = refit_variance_factor(sample.n_effective_groups, len(self.labels.unique()))
         return sample._replace(
             variance_factor=factor, accuracy_gain=float(self.gain[0]), accuracy_gain_error=float(self.gain[1])
         )
@@ -247,7 +247,7 @@ def _known_class_scores(network: PrototypeNetwork, logits: Tensor, reference: Pr
 
 def measure_cross_validation(cv: CrossValidation) -> Metrics:
     """Compute the cross-validated accuracy, log-loss and other metrics: those of fold models on the held-out rows."""
-    return measure(predict_held_out(cv), cv.labels, cv.evaluation_sample)
+    return compute_metrics(predict_held_out(cv), cv.labels, cv.evaluation_sample)
 
 
 def repeat_cross_validation(

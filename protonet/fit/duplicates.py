@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.views.view import TrainingRows
 
 
@@ -103,7 +103,7 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
         first.append(order[near])
         second.append(order[near + ahead])
     pairs = torch.stack([torch.cat(first), torch.cat(second)])
-    chunks = pairs.split(CHUNK_SIZE, dim=1)
+    chunks = pairs.split(MAX_CHUNK_ROWS, dim=1)
     return pairs, torch.cat([torch.linalg.vector_norm(points[one] - points[other], dim=1) for one, other in chunks])
 
 

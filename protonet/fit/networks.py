@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet.fit.search import FitProgress, SelectedModel, UnlabelledWeights, ignore_progress, split_training_rows
 from protonet.fit.training_set import TrainingSet
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.metrics import score_known_class
 from protonet.network import Encoder, PrototypeNetwork, split_weights
 from protonet.selection.folds import Fold
@@ -131,7 +131,7 @@ def predict_pseudo_labels(training_set: TrainingSet, network: PrototypeNetwork) 
     """
     assert training_set.unlabelled is not None
     some, rows = training_set.pool_with_unlabelled_rows(PSEUDO_LABELS.max_labelled_rows)
-    embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK_SIZE)])
+    embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(MAX_CHUNK_ROWS)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
     return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
@@ -301,8 +301,8 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
-    for first in range(0, n, CHUNK_SIZE // 4):
-        cosines = embedding[first : first + CHUNK_SIZE // 4] @ embedding.T
+    for first in range(0, n, MAX_CHUNK_ROWS // 4):
+        cosines = embedding[first : first + MAX_CHUNK_ROWS // 4] @ embedding.T
         diagonal = torch.arange(len(cosines))
         cosines[diagonal, first + diagonal] = -2.0
         values, indices = cosines.topk(min(neighbours, n - 1), dim=1)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from protonet._validation import check_labels, check_weights
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.duplicates import merge_duplicates
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import HIGH_PRECISION_DTYPES
 from protonet.views.view import CPU, TrainingRows
 
@@ -342,7 +342,7 @@ def _is_features_labels_pair(samples: object) -> bool:
 def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
     """Iterate over the batches of a tensor, array, dataset or iterable; errors contain its ``name`` and ``remedy``."""
     if isinstance(source, (Tensor, np.ndarray)):
-        return (source[first : first + CHUNK_SIZE] for first in range(0, len(source), CHUNK_SIZE))
+        return (source[first : first + MAX_CHUNK_ROWS] for first in range(0, len(source), MAX_CHUNK_ROWS))
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         if not hasattr(source, "__len__"):
             got = type(source).__name__
@@ -356,7 +356,7 @@ def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
                 constraint = "hold samples (inputs, label) of numbers, of one shape"
                 raise_input_error(name, constraint, got, "Convert them.", kind=InputTypeError)
 
-        return DataLoader(source, batch_size=CHUNK_SIZE, collate_fn=collate)
+        return DataLoader(source, batch_size=MAX_CHUNK_ROWS, collate_fn=collate)
     if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
         raise_input_error(name, "be iterable", type(source).__name__, remedy, kind=InputTypeError)
     return source
@@ -425,8 +425,8 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     Features are (n, dim); weights (n,) > 0 weight the rows in the mean. Returns the features (n, dim) float32, and the
     subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0.
     """
-    parts = features.split(CHUNK_SIZE)
-    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK_SIZE)
+    parts = features.split(MAX_CHUNK_ROWS)
+    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(MAX_CHUNK_ROWS)
 
     def average(values: Iterable[Tensor]) -> Tensor:
         """Compute the weighted mean (dim,) float64 of rows, which are given as consecutive chunks (m, dim)."""
@@ -463,7 +463,7 @@ def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None
     order = torch.from_numpy(np.argsort(keys, kind="stable"))
     weights = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
     weights = weights / weights.sum()
-    parts, weight_parts = features.split(CHUNK_SIZE), weights.split(CHUNK_SIZE)
+    parts, weight_parts = features.split(MAX_CHUNK_ROWS), weights.split(MAX_CHUNK_ROWS)
     mean = sum(weight_part @ part.double() for part, weight_part in zip(parts, weight_parts, strict=True))
     square = sum(weight_part @ (part - mean).square() for part, weight_part in zip(parts, weight_parts, strict=True))
     gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars, plural
-from protonet.commands.data import TableToLabel, get_label_column, open_pipeline, read_cells, read_table_to_label
+from protonet.commands.data import TableToLabel, get_label_column, load_pipeline, read_cells, read_table_to_label
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
@@ -315,7 +315,9 @@ class LabelApi:
         """Classify the one row in the body of a request, and answer with the prediction and its explanation."""
         fitted = self.queue.build_model()
         names = self.jobs.options.representation
-        model = await self.run_in_thread(lambda: fitted.attach_encoders(names, show_progress=False, use_cache=False))
+        model = await self.run_in_thread(
+            lambda: fitted.with_loaded_encoders(names, show_progress=False, use_cache=False)
+        )
         media, body = await read_upload(request)
         rows = await self.run_in_thread(lambda: parse_body(model, media, body))
         if len(rows.x) != 1:
@@ -393,7 +395,7 @@ def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
     policy = replace(make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES), response_timeout=120.0)
     listening = open_listening_socket(options.host, options.port)
-    model = None if options.model is None else open_pipeline(options, options.model, options.table)
+    model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
     rows = read_table_to_label(options, model, label, allow_labelled=True)

@@ -335,7 +335,7 @@ class LabelQueue:
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-MAX_REPLACEMENT_ROWS:]
         names, sizes = model.column_names, model.n_features_per_column
-        x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
+        x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative_mask)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY_CLASSES], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
@@ -360,7 +360,7 @@ class LabelQueue:
         metadata = {} if self.initial_model is None else dict(self.initial_model.metadata)
         counts = parse_class_counts(metadata.get("uninformative"), len(names))
         for row, label in self.session.list_label_indices():
-            if rows.uninformative[row] and label < len(names):
+            if rows.uninformative_mask[row] and label < len(names):
                 counts[label] += 1
         return TablePipeline(
             network=network,
@@ -373,10 +373,10 @@ class LabelQueue:
     def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:
         """Compute logits (n, num_classes) of rows ``indices`` (n,); rows without any cell get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
-        uninformative = rows.uninformative[indices]
-        by_frequency = self._to_model(network, rows).uninformative_logits if bool(uninformative.any()) else None
+        uninformative_mask = rows.uninformative_mask[indices]
+        by_frequency = self._to_model(network, rows).uninformative_logits if bool(uninformative_mask.any()) else None
         if by_frequency is not None:
-            logits[uninformative] = by_frequency.to(logits)
+            logits[uninformative_mask] = by_frequency.to(logits)
         return logits
 
     @property

@@ -298,7 +298,7 @@ class LabelSession:
         are the indices of unlabelled rows; None to compute them. Uninformative rows are not suggested.
         """
         candidates = self.list_unlabelled_rows() if candidates is None else candidates
-        candidates = candidates[~self.rows.uninformative[candidates]]
+        candidates = candidates[~self.rows.uninformative_mask[candidates]]
         first = TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled)
         if not len(candidates):
             return []
@@ -440,5 +440,5 @@ def extend_rows(rows: TableToLabel, header: Sequence[str], cells: Sequence[Seque
         has_label=torch.cat([rows.has_label, torch.zeros(n, dtype=torch.bool)]),
         positions=[*rows.positions, *range(start, start + n)],
         labels=[*rows.labels, *[""] * n] if len(rows.labels) else rows.labels,
-        uninformative=torch.cat([rows.uninformative, torch.from_numpy(empty)]),
+        uninformative_mask=torch.cat([rows.uninformative_mask, torch.from_numpy(empty)]),
     )

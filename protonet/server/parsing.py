@@ -102,7 +102,7 @@ class ParsedRows(NamedTuple):
 
     x: np.ndarray  #: (n, dim) float32 or float64.
     notes: list[str]  #: Warnings for the user, such as missing values.
-    uninformative: np.ndarray  #: (n,) bool: whether a row has no information, for example only empty cells.
+    uninformative_mask: np.ndarray  #: (n,) bool: whether a row has no information, for example only empty cells.
 
 
 JSON_REMEDY = "Send an object; a missing value is null, not NaN."
@@ -149,7 +149,7 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
 def list_content_types(model: TablePipeline) -> list[str]:
     """List the media types that a model accepts as the body of a request, except the media type of forms."""
     if model.has_pictures:
-        return [JSON_TYPE, *["image/*"] * (len(model.modalities) == 1)]
+        return [JSON_TYPE, *["image/*"] * (len(model.column_modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
 
 
@@ -198,13 +198,15 @@ def hide_temporary_paths(folder: str) -> Iterator[None]:
 
 def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
     """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
-    table = model.open_table(path, model.read_spec)
+    table = model.open_table(path, model.new_row_spec)
     blocks = list(table.blocks)
     n = sum(len(block.positions) for block in blocks)
     check_row_count(n)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *format_missing_notes(model, columns)]
-    masks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
+    masks = [
+        block.uninformative_mask for block in blocks if block.uninformative_mask is not None
+    ]  # open_table marks all
     return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(masks))
 
 
@@ -222,7 +224,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
 
 def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> ParsedRows:
     """Parse the rows of a JSON ``body``, each a list of cells in the order of the columns, or a dict by column."""
-    pictures = [modality == "picture" for modality in model.modalities]
+    pictures = [modality == "picture" for modality in model.column_modalities]
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, index) for index, row in enumerate(rows)]
@@ -252,7 +254,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
     if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
-    names, width = list(model.columns or ()), len(model.modalities)
+    names, width = list(model.columns or ()), len(model.column_modalities)
     given = {tensor.name: tensor for tensor in inputs}
     if len(inputs) == 1 and len(inputs[0].shape) == 2 and (width > 1 or inputs[0].name not in names):
         if inputs[0].shape[1] != width:
@@ -306,8 +308,8 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRow
     table = convert_to_training_formats(table, model.encoding, argument="body")
     table.notes.extend(format_missing_notes(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
-    assert block.uninformative is not None
-    return ParsedRows(model.encode(table, block, "body"), table.notes, block.uninformative)
+    assert block.uninformative_mask is not None
+    return ParsedRows(model.encode(table, block, "body"), table.notes, block.uninformative_mask)
 
 
 def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:

@@ -86,7 +86,7 @@ class HotModel:
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
         model = TablePipeline.load(self.path, argument="model")
-        return model.attach_encoders(self.representation, show_progress=False, use_cache=False)
+        return model.with_loaded_encoders(self.representation, show_progress=False, use_cache=False)
 
     def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
@@ -213,7 +213,7 @@ def classify_batch(batch: list[PendingRequest]) -> list[Classification | Excepti
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:
         x = np.concatenate([item.rows.x for item in batch])
-        logits = model.predict_logits(x, np.concatenate([item.rows.uninformative for item in batch]))
+        logits = model.predict_logits(x, np.concatenate([item.rows.uninformative_mask for item in batch]))
         named = format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except UserError as error:
         if len(batch) > 1:
@@ -314,7 +314,9 @@ class PredictionApi:
         query = parse_query(request)
         threshold = get_rejection_threshold(model, query.unknown)
         media, body = await parsing.read_upload(request)
-        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.modalities)  # pictures and texts take long
+        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(
+            model.column_modalities
+        )  # pictures and texts take long
         if media == JSON_TYPE and is_fast:
             rows = parsing.parse_body(model, media, body)
         else:

@@ -223,7 +223,7 @@ def make_body_schemas(model: TablePipeline) -> JsonDict:
     }
     content: JsonDict = {JSON_TYPE: {"schema": rows}, MULTIPART_TYPE: form}
     binary = {"schema": {"type": "string", "format": "binary"}}
-    if model.modalities == ["picture"]:
+    if model.column_modalities == ["picture"]:
         content["image/*"] = binary
     elif not columns:
         content["application/x-npy"] = binary
@@ -265,7 +265,7 @@ def list_input_tensors(model: TablePipeline) -> list[TensorMetadata]:
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
     ]
-    return inputs or [TensorMetadata("x", [-1, len(model.modalities)], "FP64")]
+    return inputs or [TensorMetadata("x", [-1, len(model.column_modalities)], "FP64")]
 
 
 def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:

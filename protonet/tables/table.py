@@ -86,7 +86,7 @@ class RowBlock(NamedTuple):
     row_indices: Sequence[int]
     """The index of each row in the table, from 0; rows that are dropped are counted as well."""
     #: (b,) bool, whether all cells of a row are uninformative, such as missing; None if this is not computed.
-    uninformative: np.ndarray | None = None
+    uninformative_mask: np.ndarray | None = None
 
     def select_rows(self, rows: np.ndarray) -> RowBlock:
         """Return a block of the rows with the given indices (m,) in this block."""
@@ -96,7 +96,7 @@ class RowBlock(NamedTuple):
             tuple(cells[rows] for cells in self.extra_columns),
             [self.positions[row] for row in rows.tolist()],
             [self.row_indices[row] for row in rows.tolist()],
-            None if self.uninformative is None else self.uninformative[rows],
+            None if self.uninformative_mask is None else self.uninformative_mask[rows],
         )
 
 

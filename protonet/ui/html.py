@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from protonet._io import JsonDict, write_json, write_text
 from protonet._text import plural, to_printable
-from protonet.ui.text import format_csv, format_interval, natural_order, to_percent
+from protonet.ui.text import format_csv, format_interval, format_percent, natural_sort_indices
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -64,8 +64,8 @@ def make_template_environment() -> Environment:
         "fmt": format,
         "json": encode_script_json,
         "name": format_html_name,
-        "order": natural_order,
-        "percent": to_percent,
+        "order": natural_sort_indices,
+        "percent": format_percent,
         "points": lambda fraction, spec: format(100 * fraction, spec),
         "span": format_interval,
     }

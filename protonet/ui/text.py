@@ -25,7 +25,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return format_line(header) + rule + "".join(format_line(row) for row in rows)
 
 
-def natural_order(names: Sequence[object]) -> list[int]:
+def natural_sort_indices(names: Sequence[object]) -> list[int]:
     """Return the indices that sort names in natural order, in which k2 comes before k10."""
 
     def sort_key(at: int) -> list[tuple[int, int, str]]:
@@ -35,7 +35,7 @@ def natural_order(names: Sequence[object]) -> list[int]:
     return sorted(range(len(names)), key=sort_key)
 
 
-def to_percent(fraction: float, digits: int = 1) -> str:
+def format_percent(fraction: float, digits: int = 1) -> str:
     """Format a fraction in percent, such as ``12.3 %``."""
     return f"{100 * fraction:.{digits}f} %"
 

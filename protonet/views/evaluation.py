@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.losses import CHUNK_SIZE, multiply_by_weights
+from protonet.losses import MAX_CHUNK_ROWS, multiply_by_weights
 from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_scale_and_offsets, is_worse_by_one_error, row_slices
 from protonet.views.view import InputMap, TrainingRows, View, ViewSpec
@@ -176,14 +176,14 @@ class CandidateEvaluator:
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
         sums: Tensor | float = 0.0
-        for rows in fold.train.split(CHUNK_SIZE):
+        for rows in fold.train.split(MAX_CHUNK_ROWS):
             unit = F.normalize(embed(features[rows]), dim=2)
             unit = multiply_by_weights(unit, None if weights is None else weights[rows])
             shape = (len(unit), num_classes, unit.shape[2])
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
         cosines = torch.empty(len(fold.held_out), num_classes, dtype=torch.float32)
-        for rows, part in zip(fold.held_out.split(CHUNK_SIZE), cosines.split(CHUNK_SIZE), strict=True):
+        for rows, part in zip(fold.held_out.split(MAX_CHUNK_ROWS), cosines.split(MAX_CHUNK_ROWS), strict=True):
             unit = F.normalize(embed(features[rows]), dim=2)
             for block in row_slices(len(rows), len(unit) * num_classes):
                 part[block] = (unit[:, block] @ prototypes.transpose(1, 2)).mean(dim=0)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.losses import CHUNK_SIZE
+from protonet.losses import MAX_CHUNK_ROWS
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.onnx_graph import OnnxGraph
@@ -250,7 +250,7 @@ class ForestView(View):
         """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
         if torch.compiler.is_compiling():
             return self._vote_for_export(z)
-        return torch.cat([self._vote(rows) for rows in z.split(CHUNK_SIZE)])
+        return torch.cat([self._vote(rows) for rows in z.split(MAX_CHUNK_ROWS)])
 
     def _vote_for_export(self, x: Tensor) -> Tensor:
         """Compute the votes (n, num_classes) as `_vote` does, by operators that `torch.export` can trace."""

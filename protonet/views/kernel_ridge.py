@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.losses import CHUNK_SIZE, add_to_class_sums
+from protonet.losses import MAX_CHUNK_ROWS, add_to_class_sums
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.distances import batch_invariant_distances, quantization_grid, quantized_l1_distances
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily
@@ -38,7 +38,7 @@ class KernelRidgeConstants:
     max_float32_coefficient_sum: float = 600.0
     """Scores are computed in float64 if the absolute coefficients of a class sum to more than this."""
     jitter: float = 1e-6  #: Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
-    max_median_rows: int = 4 * CHUNK_SIZE  #: Maximum number of rows from which the median distance is computed.
+    max_median_rows: int = 4 * MAX_CHUNK_ROWS  #: Maximum number of rows from which the median distance is computed.
     max_rounding_distance: float = 1e-6
     """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
     min_halving_rows: int = 16
@@ -368,7 +368,7 @@ class _KernelRegression:
             copies = len(rows.shifts)
             x, labels, weights = shift_rows(x, rows.shifts), labels.repeat(copies), weights.repeat(copies)
         self.weights = weights[:, None]  # (n, 1), with shifted copies
-        z = torch.cat([self._map_features(view, part) for part in x.split(CHUNK_SIZE)])
+        z = torch.cat([self._map_features(view, part) for part in x.split(MAX_CHUNK_ROWS)])
         count = view.count_units(*z.shape)
         self.unit_index = select_evenly(len(z), count).to(z.device)
         self.units = x if len(self.unit_index) == len(x) else x[self.unit_index]
@@ -376,7 +376,7 @@ class _KernelRegression:
         dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
         units = self.landmarks.to(dtype)
         self.distances = torch.cat(
-            [batch_invariant_distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK_SIZE)]
+            [batch_invariant_distances(part.to(dtype), units, view.norm).double() for part in z.split(MAX_CHUNK_ROWS)]
         )
         sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.max_median_rows)]
         sample = sample[sample > KERNEL_RIDGE.max_rounding_distance ** (view.norm / 2) * sample.mean()]
@@ -429,7 +429,7 @@ class _KernelRegression:
 
     def _multiply_by_targets(self, kernel: Tensor) -> Tensor:
         """Compute ``kernel.T @ (weights * targets)`` (units, num_classes) in blocks, since classes may be many."""
-        blocks = torch.arange(len(kernel), device=kernel.device).split(CHUNK_SIZE)
+        blocks = torch.arange(len(kernel), device=kernel.device).split(MAX_CHUNK_ROWS)
         parts = (kernel[rows].T @ (self.weights[rows] * self._class_indicators(rows)) for rows in blocks)
         return functools.reduce(torch.add, parts)
 
@@ -442,7 +442,7 @@ class _KernelRegression:
         kernel, readouts = self.solve(bandwidth, ridges)
         query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
         for index, readout in enumerate(readouts):
-            blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(CHUNK_SIZE))
+            blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(MAX_CHUNK_ROWS))
             sums = add_to_class_sums(readout.new_zeros(counts.shape * 2), blocks, self.labels, self.row_weights)
             means = sums / counts[:, None]
             cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T

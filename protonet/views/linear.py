@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from protonet.losses import CHUNK_SIZE, class_means, multiply_by_weights
+from protonet.losses import MAX_CHUNK_ROWS, class_means, multiply_by_weights
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
@@ -64,7 +64,7 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
         residuals = residuals.to(torch.float64)
         gram = residuals @ residuals.T
     else:
-        chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK_SIZE))
+        chunks = (chunk.to(torch.float64) for chunk in residuals.split(MAX_CHUNK_ROWS))
         gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
     spectrum, left = torch.linalg.eigh(gram / max(1, degrees_of_freedom))
     rank = min(degrees_of_freedom, dim, int((spectrum > spectrum[-1] * COVARIANCE_SHRINKAGE.max_null_eigenvalue).sum()))
@@ -222,7 +222,7 @@ class LinearSpec:
             all_features.shape[1], dim, basis.shape[1], 0 if self.feature_span is None else self.feature_span[0]
         )
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
-        squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK_SIZE)]
+        squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(MAX_CHUNK_ROWS)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
         scale = torch.where(scale > LINEAR_VIEW.min_divisor, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
@@ -292,7 +292,7 @@ def _weighted_mean(features: Tensor, weights: Tensor | None) -> Tensor:
 
 def _weighted_quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the three weighted quartiles (dim,) float64 of features (n, dim); many rows are sampled evenly."""
-    step, levels = max(1, len(features) // CHUNK_SIZE), (0.25, 0.5, 0.75)
+    step, levels = max(1, len(features) // MAX_CHUNK_ROWS), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:
         quartiles = [ordered[round(level * (len(ordered) - 1))] for level in levels]

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.losses import CHUNK_SIZE, class_means, cosine_cross_entropy, episodic_loss
+from protonet.losses import MAX_CHUNK_ROWS, class_means, cosine_cross_entropy, episodic_loss
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.selection.scoring import is_worse_by_one_error, select_simplest_within_one_error
@@ -110,7 +110,7 @@ class MLPTrainingData(NamedTuple):
 def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MLPTrainingData:
     """Build the training data of an MLP: rows that are mapped by ``source``, with shifted copies if ``shifted``."""
     shifts = rows.shifts if shifted else (0,)
-    z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK_SIZE)])
+    z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(MAX_CHUNK_ROWS)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
     class_ids, _ = number_by_first_row(rows.labels)  # classes have random initial proxies

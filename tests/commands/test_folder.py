@@ -226,7 +226,7 @@ def test_a_killed_dask_worker_loses_and_repeats_no_file(
     killer.join()
     assert read_outputs(output) == alone
     assert not list(output.rglob("*.tmp"))
-    monkeypatch.setattr(folder, "CLUSTER_TIMEOUT", 1)
+    monkeypatch.setattr(folder, "CLUSTER_TIMEOUT_SECONDS", 1)
     error = run(*predict, tmp_path / "other", "--workers", "tcp://127.0.0.1:9", code=2)
     assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error
 
@@ -249,6 +249,6 @@ def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
     save_model(other, replace(load_model(model), metadata={}))
     write_rows(tmp_path / "none.parquet", 0, 0)
     task = FileTask(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
-    spec = PredictionOutputSpec(None, all_probabilities=False, row_numbers=False)
+    spec = PredictionOutputSpec(None, has_all_probabilities=False, row_numbers=False)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
         predict_file(str(other), digest, None, spec, task, lambda rows: None)

@@ -123,7 +123,7 @@ COLUMNS = ("p", "q", "r", "s")
 def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> TableToLabel:
     table = Table(columns=columns, position_format="row {}")
     none = torch.zeros(len(x), dtype=torch.bool)
-    return TableToLabel(x=x, table=table, has_label=none, positions=range(len(x)), uninformative=none)
+    return TableToLabel(x=x, table=table, has_label=none, positions=range(len(x)), uninformative_mask=none)
 
 
 @contextmanager
@@ -187,7 +187,9 @@ class TestSession:
             assert session.list_unlabelled_rows().tolist() == [1, 5]
             assert {row for row, _ in session.suggest(BATCH)} == {1, 5}
             empty = torch.arange(len(x)) == 1
-            session = LabelSession(replace(rows, has_label=known, uninformative=empty), cells, CLASSES, None, answers)
+            session = LabelSession(
+                replace(rows, has_label=known, uninformative_mask=empty), cells, CLASSES, None, answers
+            )
             assert {row for row, _ in session.suggest(BATCH)} == {5}
 
 

@@ -16,7 +16,7 @@ import torch
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
 from protonet.fit.cross_validation import predict_held_out, restore_cross_validation
-from protonet.metrics import measure, measure_classes
+from protonet.metrics import compute_class_metrics, compute_metrics
 from protonet.pipeline import TablePipeline
 from protonet.server.parsing import parse_body
 from tests.commands.cases import FAST, Run, read_table
@@ -140,9 +140,12 @@ def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> No
         assert model.network.counts.tolist() == model.metadata["samples"] == [5, 95]
         assert [network.counts.sum() for network in cv.folds] == [80] * 5
         assert torch.equal(cv.weights, torch.ones(100, dtype=torch.float64))
-        metrics = measure(predict_held_out(cv), cv.labels)
+        metrics = compute_metrics(predict_held_out(cv), cv.labels)
         assert metrics.accuracy == model.metadata["held_out"]["accuracy"]
-        assert model.metadata["held_out"]["balanced_accuracy"] == measure_classes(metrics.confusion).balanced_accuracy
+        assert (
+            model.metadata["held_out"]["balanced_accuracy"]
+            == compute_class_metrics(metrics.confusion).balanced_accuracy
+        )
         for results in (fitted, run.read_json("evaluate", path, table)[0]):
             ours, *others = results["baselines"]
             for other in others:
@@ -181,8 +184,8 @@ def gaps_model(tmp_path: Path, run: Run) -> Path:
 def test_commands_and_the_server_count_uninformative_rows(gaps_model: Path, tmp_path: Path, run: Run) -> None:
     predicted = read_table(run("predict", gaps_model, tmp_path / "new.csv", "--proba", quiet=False))
     assert NOTE in run.notes
-    for row, (*_, uninformative) in zip(predicted, ROWS, strict=True):
-        assert abs(float(row["P(bee)"]) - SHARE) < 0.1 or not uninformative
+    for row, (*_, is_empty) in zip(predicted, ROWS, strict=True):
+        assert abs(float(row["P(bee)"]) - SHARE) < 0.1 or not is_empty
     assert float(predicted[1]["P(bee)"]) > 0.9
     run("evaluate", gaps_model, tmp_path / "new.csv", "--label", "kind", quiet=False)
     assert NOTE in run.notes
@@ -195,8 +198,8 @@ def test_commands_and_the_server_count_uninformative_rows(gaps_model: Path, tmp_
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
         rows = parse_body(TablePipeline.load(gaps_model), media, body)
-        assert rows.uninformative is not None
-        assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
+        assert rows.uninformative_mask is not None
+        assert rows.uninformative_mask.tolist() == [is_empty for *_, is_empty in ROWS]
         assert any(NOTE in note for note in rows.notes)
 
     before = TablePipeline.load(gaps_model).metadata.get("uninformative", [0, 0])

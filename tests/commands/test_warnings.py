@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.rows import determine_classes, parse_integers, read_classes, warn_contradictory_labels
+from protonet.commands.rows import (
+    determine_classes,
+    parse_integer_labels,
+    read_class_descriptions,
+    warn_contradictory_labels,
+)
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
@@ -201,7 +206,7 @@ def test_new_integer_classes_stay_integers() -> None:
     assert extend_classes((1, 2), np.array(["10", "2", "9"])) == (1, 2, 9, 10)
     assert extend_classes((1, 2), np.array(["ten"])) == ("1", "2", "ten")
     assert extend_classes(("a",), np.array(["10", "9"])) == ("a", "9", "10")
-    assert parse_integers(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
+    assert parse_integer_labels(np.array(["01", "1"])).tolist() == ["01", "1"]  # two names of one number stay two
 
 
 def collect_notes(output: str) -> list[str]:
@@ -335,10 +340,10 @@ def test_update_warns_about_repeated_rows(fitted: Path, tmp_path: Path, run: Run
 
 def test_classes_may_be_names_with_commas() -> None:
     names = ["sport", "food", *(f"class {index}" for index in range(90))]
-    assert read_classes(Path(", ".join(names))) == dict.fromkeys(names, "")
+    assert read_class_descriptions(Path(", ".join(names))) == dict.fromkeys(names, "")
     for text, reason in (("a,,b", "empty name"), ("a,b,a", "'a' repeatedly")):
         with pytest.raises(InputError, match=f"`classes` must .*{reason}"):
-            read_classes(Path(text))
+            read_class_descriptions(Path(text))
 
 
 def test_a_sample_of_many_rows_is_mentioned() -> None:

@@ -122,7 +122,7 @@ def check_program(program: Any, network: PrototypeNetwork, *sizes: int) -> None:
 def test_every_kind_of_view_is_exported_with_a_dynamic_batch(tmp_path: Path) -> None:
     model = make_model(raw=True)
     encoder: Any = model.network.encoder
-    assert {view.kind for view in encoder.list_views()} == {view.kind for _, view in VIEW_FAMILIES}
+    assert {view.kind for view in encoder.iterate_views()} == {view.kind for _, view in VIEW_FAMILIES}
     export_pt2(tmp_path / "x.pt2", model)
     names = {"classes": "", "columns": ""}
     program = torch.export.load(tmp_path / "x.pt2", extra_files=names)
@@ -152,7 +152,7 @@ def views_of(network: PrototypeNetwork, *kinds: str) -> PrototypeNetwork:
     """Build a network from the views of some kinds of another network."""
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
-    views = [view for view in encoder.list_views() if view.kind in kinds]
+    views = [view for view in encoder.iterate_views() if view.kind in kinds]
     parts = sum(len(view.sizes) for view in views)
     some = Encoder(views, torch.full((parts,), 1 / parts), origin=torch.zeros(8), scale=1.5)
     result = PrototypeNetwork(some, embedding_dim=some.embedding_dim, num_classes=5)

@@ -41,7 +41,7 @@ from protonet.fit.diagnostics import (
 from protonet.fit.networks import fit_selected_model
 from protonet.fit.solver import Solution, fit_solution, solve
 from protonet.losses import class_means
-from protonet.metrics import EvaluationSample, effective_sample_size, measure, wilson_interval
+from protonet.metrics import EvaluationSample, compute_metrics, effective_sample_size, wilson_interval
 from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
 from tests.strategies import PLAIN, blobs, seeds
@@ -79,15 +79,15 @@ def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=40, noise=1.2)
         solution = fit_solution([(x[:100], y[:100])], effort=PLAIN)
         cv = cross_validate(solution)
-        held_out.append(measure(predict_held_out(cv), cv.labels).accuracy)
-        fresh.append(measure(solution.network(x[100:]), y[100:]).accuracy)
+        held_out.append(compute_metrics(predict_held_out(cv), cv.labels).accuracy)
+        fresh.append(compute_metrics(solution.network(x[100:]), y[100:]).accuracy)
     assert abs(np.mean(held_out) - np.mean(fresh)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
 
 def test_baselines_classify_held_out_rows_and_take_constant_features_and_single_rows() -> None:
     for scores in predict_baselines(SOLUTION.training_set).values():
         assert scores.shape == (len(CROSSED.labels), 5)
-        assert measure(scores, CROSSED.labels).accuracy > 0.6
+        assert compute_metrics(scores, CROSSED.labels).accuracy > 0.6
     x, y = blobs(0)
     flat = torch.cat([x, torch.ones(len(x), 3)], dim=1)  # constant features, single rows, a class without any
     rows, flat_rows = TrainingRows(x, y, 5), TrainingRows(flat, y, 5)
@@ -119,10 +119,10 @@ def test_an_update_with_a_similar_class_lowers_the_held_out_accuracy() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)
     cv = copy_and_update(CROSSED, near, labels, 6)
-    before, after = (measure(predict_held_out(item), CROSSED.labels) for item in (CROSSED, cv))
+    before, after = (compute_metrics(predict_held_out(item), CROSSED.labels) for item in (CROSSED, cv))
     assert after.confusion[2, 5] > 0
     assert after.confusion[2, 2] < before.confusion[2, 2]
-    far = measure(predict_held_out(copy_and_update(CROSSED, -near, labels, 6)), CROSSED.labels)
+    far = compute_metrics(predict_held_out(copy_and_update(CROSSED, -near, labels, 6)), CROSSED.labels)
     assert far.accuracy > after.accuracy
 
 

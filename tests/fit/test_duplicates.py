@@ -37,7 +37,7 @@ from protonet.fit.training_set import (
     read_labelled_samples,
     sample_training_rows,
 )
-from protonet.metrics import measure
+from protonet.metrics import compute_metrics
 from protonet.selection.folds import FoldLimits, split_folds
 from protonet.views.view import TrainingRows
 from tests.strategies import PLAIN, accuracy, blobs, seeds
@@ -52,7 +52,7 @@ def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     solution = fit_solution([(x, COINS.repeat(2))], effort=PLAIN)
     assert solution.training_set.n_duplicates == 40
     cv = cross_validate(solution)
-    accuracy = measure(predict_held_out(cv), cv.labels, cv.weights).accuracy
+    accuracy = compute_metrics(predict_held_out(cv), cv.labels, cv.weights).accuracy
     assert accuracy < 0.5 + 3 * np.sqrt(0.25 / 40)
     assert float(cv.weights.sum()) == 80
 
@@ -245,12 +245,12 @@ def test_ties_in_a_column_are_not_near_duplicates() -> None:
         n, many = 150, int(rng.integers(25, 60))
         day, other = rng.integers(many, size=n), rng.integers(12, size=n)
         y = rng.integers(2, size=many)[day]
-        measure = rng.normal(size=(n, 1))
+        compute_metrics = rng.normal(size=(n, 1))
         later = np.stack([day / 10, np.cos(day), np.sin(day)], axis=1)
         for x, blocks in (
-            (np.hstack([later, measure]), [0, 0, 0, 1]),
-            (np.hstack([np.eye(many)[day], measure]), [0] * many + [1]),
-            (np.hstack([np.eye(many)[day], np.eye(12)[other], measure]), [0] * many + [1] * 12 + [2]),
+            (np.hstack([later, compute_metrics]), [0, 0, 0, 1]),
+            (np.hstack([np.eye(many)[day], compute_metrics]), [0] * many + [1]),
+            (np.hstack([np.eye(many)[day], np.eye(12)[other], compute_metrics]), [0] * many + [1] * 12 + [2]),
         ):
             assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < NEAR_DUPLICATES.min_fraction
     of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still

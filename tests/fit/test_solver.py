@@ -282,7 +282,7 @@ def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit
     solution = fit_solution([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
     encoder, choice = solution.network.encoder, solution.selected
     assert isinstance(encoder, Encoder)
-    views = list(encoder.list_views())
+    views = list(encoder.iterate_views())
     assert len(views) == len(choice.views)
     weights = torch.tensor([weight for _, weight in choice.views])
     given = torch.stack([part.sum() for part in encoder.weights.split([len(view.sizes) for view in views])])

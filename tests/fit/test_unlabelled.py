@@ -33,7 +33,7 @@ from protonet.fit.networks import (
 from protonet.fit.search import RAW_LINEAR, UnlabelledWeights
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import UnlabelledSamples, read_unlabelled_samples
-from protonet.metrics import measure
+from protonet.metrics import compute_metrics
 from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
@@ -176,7 +176,7 @@ def test_fold_models_are_also_fitted_to_unlabelled_rows(solved: Solution) -> Non
     for one, other in zip(cv.folds, alone.folds, strict=True):
         assert one.counts.tolist() == other.counts.tolist()
         assert not torch.equal(one.prototypes, other.prototypes)
-    assert measure(predict_held_out(cv), cv.labels).accuracy > 0.9
+    assert compute_metrics(predict_held_out(cv), cv.labels).accuracy > 0.9
 
 
 def test_an_empty_set_of_unlabelled_rows_changes_nothing() -> None:

@@ -72,7 +72,7 @@ def test_every_view_has_a_unique_name_and_is_restored_from_its_config() -> None:
     names = [view.kind for _, view in VIEW_FAMILIES]
     assert len(set(names)) == len(names)
     x, _ = blobs(0)
-    views = list(make_network(raw=True).encoder.list_views())  # type: ignore[operator]
+    views = list(make_network(raw=True).encoder.iterate_views())  # type: ignore[operator]
     assert {view.kind for view in views} == set(names)
     for view in views:
         z = x if view.source is None else view.source(x)

@@ -30,7 +30,7 @@ from protonet.episodes.samplers.batch import (
 )
 from protonet.episodes.samplers.sampler import RowReader, SampledEpisodes, Sampler, compute_row_classes
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.metrics import count_confidence_bins
+from protonet.metrics import sum_confidence_bins
 from protonet.sampling import ClassIndex
 
 EPISODES_PER_SYNC = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
@@ -83,7 +83,7 @@ class EpisodeScores:
     harmonic_mean: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
     #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
     predicted_classes: Tensor
-    #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.count_confidence_bins`.
+    #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.sum_confidence_bins`.
     confidence_bins: Tensor
 
 
@@ -320,7 +320,7 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         harmonic = 2 * base * novel / (base + novel).clamp_min(QUERY_COUNT_TOLERANCE)
         scores |= {"base_accuracy": base, "novel_accuracy": novel, "harmonic_mean": harmonic}
     scores |= {"accuracy": accuracy, "accuracy_by_shot": by_shot, "predicted_classes": predicted}
-    scores["confidence_bins"] = count_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
+    scores["confidence_bins"] = sum_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
     for name, values in scores.items():
         scores[name] = values.cpu()
     return EpisodeScores(**scores)

@@ -13,7 +13,7 @@ from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, Evaluation, EvaluationSummary, MeasureMean
 from protonet.ui.html import format_document
-from protonet.ui.text import format_interval, to_percent
+from protonet.ui.text import format_interval, format_percent
 
 MAX_CLASSES_SHOWN = 100  #: At most this many classes are shown, the hardest first; the JSON file has all.
 MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because their accuracies differ by chance.
@@ -99,7 +99,7 @@ def format_half_widths(rate: MeasureMean) -> str:
 
 def format_means(rates: Iterable[MeasureMean]) -> list[str]:
     """Format each mean in percent with the half-widths of its confidence intervals; "" for a mean that is NaN."""
-    return [to_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
+    return [format_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
 def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:

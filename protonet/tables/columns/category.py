@@ -169,8 +169,8 @@ class Category(FittedColumn):
         rows = {level: index for index, level in enumerate(self.levels)}
         if "" not in rows:  # a missing value has the features of other categories
             rows[""], features = other + 1, np.concatenate([features, features[-1:]])
-        uninformative = np.zeros(len(features), bool)
-        uninformative[rows[""]], uninformative[other] = True, self._has_all_levels
+        uninformative_mask = np.zeros(len(features), bool)
+        uninformative_mask[rows[""]], uninformative_mask[other] = True, self._has_all_levels
         exact = {level: level for level in self.levels if level}
         spellings = {
             spell(text): level
@@ -180,7 +180,7 @@ class Category(FittedColumn):
         index = graph.look_up(cells, list(spellings), [rows[level] for level in spellings.values()], other)
         return (
             graph.add("Gather", features, graph.add("Squeeze", index, np.array([1])), axis=0),
-            graph.add("Gather", uninformative, index, axis=0),
+            graph.add("Gather", uninformative_mask, index, axis=0),
         )
 
 

@@ -123,15 +123,15 @@ class Encoding:
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """Compute a mask (n,) bool of rows whose cells (n,) of all columns are uninformative, such as missing."""
-        uninformative = np.ones(len(cells[0]), bool)
+        uninformative_mask = np.ones(len(cells[0]), bool)
         # Embedded columns come last: they are slow, and few rows remain.
         pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
         for column, values in pairs:
-            rows = np.flatnonzero(uninformative)
+            rows = np.flatnonzero(uninformative_mask)
             if not len(rows):
                 break
-            uninformative[rows] = column.is_uninformative(values[rows])
-        return uninformative
+            uninformative_mask[rows] = column.is_uninformative(values[rows])
+        return uninformative_mask
 
     @staticmethod
     def stack_numeric_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
