@@ -247,13 +247,13 @@ def _run_evaluations(
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.several import SUITE_FORMATS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
-    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
+    from protonet.episodes.methods.choice import choose_method, choose_method_grid  # noqa: PLC0415
     from protonet.episodes.samplers.options import make_samplers  # noqa: PLC0415
 
     methods = MethodsPlan(
         fixed_methods=[choose_method(text) for text in options.method if text != "all"],
         include_all="all" in options.method,
-        tuning_grids=[choose_grid(text) for text in options.tune],
+        tuning_grids=[choose_method_grid(text) for text in options.tune],
         reference_method=None if options.against is None else choose_method(options.against, "against"),
     )
     samplers = make_samplers(options, given_options, preset_options)

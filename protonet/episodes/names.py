@@ -61,7 +61,7 @@ class TrainingPlan:
     head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_INITS``.
 
     @property
-    def head_way(self) -> int | None:
+    def head_n_way(self) -> int | None:
         """The number of classes per episode that the head is limited to; None if any number is possible."""
         return self.way if self.head == "classes" else None
 

@@ -33,7 +33,7 @@ from protonet.episodes.evaluation.statistics import (
     adjust_p_values,
 )
 from protonet.episodes.features.sources import RowsPlan, load_source
-from protonet.episodes.methods.choice import ChosenMethod, choose_grid
+from protonet.episodes.methods.choice import ChosenMethod, choose_method_grid
 from protonet.episodes.methods.keywords import parse_source_section
 from protonet.episodes.samplers.options import make_episode_config
 from protonet.ui.text import format_table
@@ -42,8 +42,8 @@ from protonet.ui.text import format_table
 def run_paper(options: argparse.Namespace) -> None:
     """Run the command ``paper``: evaluate methods, and write tables, figure and appendix for a paper."""
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
-    grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
-    new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
+    grids = [choose_method_grid(options.own, "own"), *(choose_method_grid(text, "method") for text in others)]
+    new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].method_key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
     methods = MethodsPlan(
         [grid[0] for grid in grids if len(grid) == 1], tuning_grids=tuned, reference_method=new_method
@@ -82,7 +82,7 @@ class PaperWriter:
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
         """Print a table of results for each number of shots, and write tables, figure and appendix to files."""
-        keys = {choice.name: choice.key for grid in self.method_grids for choice in grid if len(grid) > 1}
+        keys = {choice.name: choice.method_key for grid in self.method_grids for choice in grid if len(grid) > 1}
         summaries = adjust_summary_p_values([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
@@ -144,7 +144,7 @@ class PaperWriter:
 def _describe_method(grid: Sequence[ChosenMethod]) -> str:
     """Describe a method, given its candidate settings: name, file hash of a plug-in, summary of docstring, source."""
     choice = grid[0]
-    name = choice.name if len(grid) == 1 else choice.key
+    name = choice.name if len(grid) == 1 else choice.method_key
     origin = "" if choice.plugin_version is None else f"; {choice.plugin_version}"
     summary = (choice.spec.function.__doc__ or "").partition("\n")[0]
     return f"{name}{origin}: {summary} {parse_source_section(choice.spec.function)}".rstrip(" .")

@@ -218,7 +218,7 @@ def make_trained(
         encoder = make_backbone(backbone, dim, generator)
     encoder.eval().requires_grad_(False)
     plan = replace(make_plan(backbone, dim=dim), objective=objective, inner_steps=3, inner_rate=0.5, head=head)
-    layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=plan.head_way)
+    layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=plan.head_n_way)
     centres = torch.rand(4, dim, generator=generator)
     x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
     return TrainedEncoder(encoder, layer.eval().requires_grad_(False), plan, make_row_reader(x))

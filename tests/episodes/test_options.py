@@ -171,7 +171,7 @@ def test_texts_by_name(command: Command) -> None:
 def test_all_methods_that_can_run_and_more(command: Command) -> None:
     few = "--base base.npz --episodes 1 --method all soft-kmeans:steps=2"
     rates = command.accuracies(PLAIN, few)
-    missing = {name for name, spec in METHODS.items() if spec.needs or spec.slow}
+    missing = {name for name, spec in METHODS.items() if spec.needs or spec.is_slow}
     assert list(rates) == [*(name for name in METHODS if name not in missing), "soft-kmeans:steps=2"]
     assert "Without texts, clip-zero-shot, tip-adapter are left out." in command.printed
     unlabelled = "semi-kmeans, semi-kmeans-cluster, semi-kmeans-masked"

@@ -173,7 +173,7 @@ def test_generalized_episodes_have_base_and_novel_classes(command: Command) -> N
     results = command.read(KINDS["generalized"], "--episodes 40 --method all --report page.html")
     assert "harmonic mean" in Path("page.html").read_text(encoding="utf-8")
     assert "Methods that need rows of all classes are left out: base classes have means." in command.printed
-    assert set(results["methods"]) == {name for name, spec in METHODS.items() if spec.takes_means and not spec.needs}
+    assert set(results["methods"]) == {n for n, spec in METHODS.items() if spec.needs_only_means and not spec.needs}
     for rates in results["methods"].values():
         assert 0.2 < rates["harmonic"] <= max(rates["base"], rates["novel"])
         assert rates["harmonic_half_width_classes"] > rates["harmonic_half_width_episodes"] > 0

@@ -16,7 +16,7 @@ from protonet.episodes.evaluation.run import evaluate_plan
 from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
-from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, make_plugin_method
+from protonet.episodes.methods.choice import ChosenMethod, choose_method, choose_method_grid, make_plugin_method
 from protonet.episodes.names import ROW_NORMALIZATIONS
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
@@ -131,7 +131,7 @@ def evaluate_dataset(
         if against is not None:
             named = {method.name: method for method in chosen} if isinstance(methods, Mapping) else {}
             compared = named.get(against) or choose_method(against, "against")
-        grids = [choose_grid(text, "tune") for text in tune]
+        grids = [choose_method_grid(text, "tune") for text in tune]
         plan = EvaluationPlan(
             rows=rows,
             methods=MethodsPlan(chosen, tuning_grids=grids, reference_method=compared),
@@ -154,7 +154,7 @@ def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[Chos
         chosen = []
         for name, method in methods.items():
             if isinstance(method, ChosenMethod):
-                chosen.append(replace(method, name=name, key=name))
+                chosen.append(replace(method, name=name, method_key=name))
             elif isinstance(method, MethodSpec):
                 chosen.append(ChosenMethod(name, name, method))
             else:

@@ -243,7 +243,7 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
     The number is larger for fast methods on rows ``x`` (n, dim) of few features.
     """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
-    fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
+    fast = len(ours) == len(methods) and not any(method.spec.is_slow for method in ours)
     return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_FEATURES_FOR_LARGE_BATCHES else MAX_EPISODES_PER_BATCH
 
 
@@ -261,7 +261,7 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
             logits = _convert_logits(name, method(hidden), episodes, episode_ids)
         return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
-    products_per_query = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])
+    products_per_query = episodes.n_way + (0 if spec.needs_only_means else episodes.support.shape[1])
     # Inductive methods get many queries block by block, to save memory.
     max_queries = max(MIN_QUERIES_PER_CALL, MAX_DOT_PRODUCTS_PER_CALL // (n_episodes * products_per_query))
     if n_queries <= max_queries or spec.transductive:

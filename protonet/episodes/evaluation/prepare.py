@@ -51,7 +51,7 @@ class MethodsPlan:
         best = [choice for grid in self.tuning_grids for choice in grid if choice.name in names]
         chosen, against = [*self.fixed_methods, *best], self.reference_method
         if against is not None:
-            tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
+            tuned = [choice for choice in best if choice.method_key == against.method_key and not against.keywords]
             against = (tuned or [against])[0]
             chosen.append(against)
         return replace(self, fixed_methods=chosen, reference_method=against)
@@ -113,9 +113,7 @@ class PreparedEvaluation:
     @property
     def plugin_versions(self) -> dict[str, str]:
         """The version of each plug-in, such as a hash of its file, by name."""
-        return {
-            choice.key: choice.plugin_version for choice in self.methods.values() if choice.plugin_version is not None
-        }
+        return {c.method_key: c.plugin_version for c in self.methods.values() if c.plugin_version is not None}
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
@@ -185,7 +183,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     available = AvailableInputs(
         n_base_classes=len(base_ids),
         objective=None if training is None else training.objective,
-        head_way=None if training is None else training.head_way,
+        head_n_way=None if training is None else training.head_n_way,
         way=sampler.way,
         has_texts=plan.rows.texts is not None,
         has_unlabelled=sampler.n_unlabelled > 0,

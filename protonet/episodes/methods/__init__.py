@@ -78,8 +78,8 @@ class MethodSpec:
     adapts_encoder: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
     #: Whether the method needs only the mean of each class. It can then also classify base classes, which are given by
     #: their means.
-    takes_means: bool = False
-    slow: bool = False  #: Whether an episode takes 0.1 seconds or more. The choice "all" leaves slow methods out.
+    needs_only_means: bool = False
+    is_slow: bool = False  #: Whether an episode takes 0.1 seconds or more. The choice "all" leaves slow methods out.
 
     def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
         """Compute logits (episodes, n_queries, n_way)."""
@@ -88,10 +88,10 @@ class MethodSpec:
 
 #: The methods of this package, by their names on the command line: inductive ones, then transductive ones.
 METHODS = {
-    "protonet": MethodSpec(protonet, takes_means=True),
-    "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),
-    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, centred=True, takes_means=True),
-    "simpleshot-l2n": MethodSpec(simpleshot_l2n, takes_means=True),
+    "protonet": MethodSpec(protonet, needs_only_means=True),
+    "protonet-cosine": MethodSpec(protonet_cosine, needs_only_means=True),
+    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, centred=True, needs_only_means=True),
+    "simpleshot-l2n": MethodSpec(simpleshot_l2n, needs_only_means=True),
     "matching-networks": MethodSpec(matching_networks),
     "knn": MethodSpec(nearest_neighbours),
     "ridge": MethodSpec(ridge_regression),
@@ -100,25 +100,25 @@ METHODS = {
     "linear-svm": MethodSpec(linear_svm),
     "metaopt-svm": MethodSpec(metaopt_svm),
     "mahalanobis": MethodSpec(mahalanobis),
-    "distribution-calibration": MethodSpec(distribution_calibration, needs=("base",), uses_base=True, slow=True),
+    "distribution-calibration": MethodSpec(distribution_calibration, needs=("base",), uses_base=True, is_slow=True),
     "linear-finetune": MethodSpec(linear_finetune),
     "baseline++": MethodSpec(baseline_pp),
-    "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), takes_means=True),
+    "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), needs_only_means=True),
     "tip-adapter": MethodSpec(tip_adapter, needs=("texts",)),
     "feat": MethodSpec(feat, needs=("encoder",), objective="feat"),
     "maml": MethodSpec(maml, needs=("encoder",), objective="maml", adapts_encoder=True),
     "anil": MethodSpec(anil, needs=("encoder",), objective="anil", adapts_encoder=True),
     "frn": MethodSpec(feature_map_reconstruction, needs=("maps",)),
     "ctx": MethodSpec(cross_transformers, needs=("maps",)),
-    "deepbdc": MethodSpec(deepbdc, needs=("maps",), slow=True),
-    "deepemd": MethodSpec(deepemd, needs=("maps",), slow=True),
-    "finetune": MethodSpec(finetune, needs=("encoder",), adapts_encoder=True, slow=True),
+    "deepbdc": MethodSpec(deepbdc, needs=("maps",), is_slow=True),
+    "deepemd": MethodSpec(deepemd, needs=("maps",), is_slow=True),
+    "finetune": MethodSpec(finetune, needs=("encoder",), adapts_encoder=True, is_slow=True),
     "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
     "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),
     "semi-kmeans-masked": MethodSpec(semi_kmeans_masked, needs=("unlabelled",)),
     "adaptive": MethodSpec(adaptive),
-    "solver": MethodSpec(solver, slow=True),
-    "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, takes_means=True),
+    "solver": MethodSpec(solver, is_slow=True),
+    "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, needs_only_means=True),
     "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, centred=True),
     "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, centred=True),
     "laplacian-shot-dirichlet": MethodSpec(laplacian_shot_dirichlet, transductive=True, uses_base=True, centred=True),
@@ -129,7 +129,7 @@ METHODS = {
     "pt-map": MethodSpec(pt_map, transductive=True),
     "ilpc": MethodSpec(ilpc, transductive=True),
     "proto-lp": MethodSpec(proto_lp, transductive=True),
-    "alpha-am": MethodSpec(alpha_am, transductive=True, slow=True),
+    "alpha-am": MethodSpec(alpha_am, transductive=True, is_slow=True),
     "paddle": MethodSpec(paddle, transductive=True),
     "oslo": MethodSpec(oslo, transductive=True),
     "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),

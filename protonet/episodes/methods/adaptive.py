@@ -23,7 +23,7 @@ from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import LINEAR_VIEW
 
-ADAPTIVE_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
+MAX_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
 
 def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
@@ -102,17 +102,17 @@ def adaptive(episodes: Episodes) -> Tensor:
     with_bias = [F.pad(rows, (0, 1), value=LINEAR_VIEW.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
-    views = [_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_prototype_weight)]
-    views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
-    views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
-    views += _linear_views(centred, hot) + _linear_views(scaled, hot)
+    views = [_fit_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_prototype_weight)]
+    views += [_fit_prototype_view(centred, hot), _fit_prototype_view(with_bias, hot)]
+    views += _fit_kernel_views(gaussian, hot) + _fit_kernel_views(laplacian, hot)
+    views += _fit_linear_views(centred, hot) + _fit_linear_views(scaled, hot)
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
     can_leave_out = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
     # Classes come before rows: sums over a short last axis take many times as long.
     left_out = torch.stack([view.leave_one_out_scores.transpose(1, 2) for view in views], dim=1)
     true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views in place of the 1
     # A class without its only row has no score.
-    spread = _compute_spread(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
+    spread = _compute_score_std(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, can_leave_out[:, None])
     count = can_leave_out.sum(dim=1, keepdim=True)
     softness = (WEIGHTING.min_total_loss_scale / count.clamp_min(1)).clamp_min(WEIGHTING.loss_scale)
@@ -129,7 +129,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     return factor * scores
 
 
-def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
+def _fit_prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
     """Compute cosines of queries to class means, and leave-one-out cosines of support rows to class means."""
     min_positive_value = ADAPTIVE_SETTINGS.min_positive_value
     support, query = (F.normalize(part, dim=2, eps=min_positive_value) for part in rows)
@@ -140,7 +140,7 @@ def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float 
     return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, fixed_weight)
 
 
-def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
+def _fit_kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit a kernel ridge regression for each bandwidth and ridge, from distances between support rows and all rows."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_squared_value, torch.nan).flatten(1)
@@ -150,21 +150,21 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
         kernel, query_kernel = ((part / (-bandwidth * median)).exp() for part in distances)
         for ridge in ADAPTIVE_SETTINGS.ridges:
             is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY)
-            views.append(_ridge_view(kernel, query_kernel, ridge, hot, prior, float(is_default)))
+            views.append(_fit_ridge_view(kernel, query_kernel, ridge, hot, prior, float(is_default)))
     return views
 
 
-def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
+def _fit_linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit one linear ridge regression with a bias for each ridge; ``rows`` has the support rows, then the queries."""
     support, query = rows
     gram = support @ support.transpose(1, 2)
     size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_squared_value)
     kernel, query_kernel = gram / size + 1, support @ query.transpose(1, 2) / size + 1
     ridges = ADAPTIVE_SETTINGS.linear_ridges
-    return [_ridge_view(kernel, query_kernel, ridge, hot, 1 / len(ridges)) for ridge in ridges]
+    return [_fit_ridge_view(kernel, query_kernel, ridge, hot, 1 / len(ridges)) for ridge in ridges]
 
 
-def _ridge_view(
+def _fit_ridge_view(
     kernel: Tensor, query_kernel: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
     """Fit kernel ridge regression to one-hot labels; compute scores of queries and left-out support rows."""
@@ -176,7 +176,7 @@ def _ridge_view(
     return AdaptiveView(left_out, query_kernel.transpose(1, 2) @ coefficients, prior, fixed_weight)
 
 
-def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
+def _compute_score_std(scores: Tensor, weights: Tensor) -> Tensor:
     """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) around the mean score of a row."""
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
@@ -189,7 +189,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     # As `protonet.selection.scoring.fit_temperature` does.
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, :].expand_as(scores)
-    spread = _compute_spread(scores, row_weights)[..., 0, 0]
+    spread = _compute_score_std(scores, row_weights)[..., 0, 0]
     ridge = spread.square() / (WEIGHTING.logit_prior_std**2 * count)
     true = (scores * hot).sum(dim=-2)
 
@@ -217,7 +217,7 @@ def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
     It takes less than half the time of `torch.cdist` if the smaller set of rows is ``a``.
     """
     distances = b.new_empty(len(b), a.shape[1], b.shape[1])
-    size = max(1, ADAPTIVE_FLOATS_IN_CACHE // max(1, b[0].numel()))
+    size = max(1, MAX_FLOATS_IN_CACHE // max(1, b[0].numel()))
     for start in range(0, len(b), size):
         some = slice(start, start + size)
         for row in range(a.shape[1]):

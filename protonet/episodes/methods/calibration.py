@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 #: The fit of the logistic regression ends at this ``decrement`` (see `fit_logistic`), in nats. The effect is far below
 #: the sampling error.
 NEWTON_DECREMENT = 1e-2
-CLASSES_PER_BLOCK = 8  #: Number of base classes whose noise is computed at a time.
+BASE_CLASSES_PER_BLOCK = 8  #: Number of base classes whose noise is computed at a time.
 MAX_SAMPLED_FEATURES = 2**24  #: Maximum number of sampled features in memory, but at least one episode's.
 
 
@@ -58,11 +58,11 @@ def distribution_calibration(
     logits = []
     for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):
         some = replace(episodes, support=support, support_labels=labels, query=query)
-        logits.append(_classify(some, base, power, n_nearest, spread, n_samples, seed))
+        logits.append(_classify_by_calibration(some, base, power, n_nearest, spread, n_samples, seed))
     return torch.cat(logits)
 
 
-def _classify(
+def _classify_by_calibration(
     episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
     """Compute logits (episodes, n_queries, n_way) of a batch of episodes whose sampled features fit into memory."""
@@ -85,8 +85,8 @@ def _classify(
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
     # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes near any row.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
-    for first in range(0, len(used), CLASSES_PER_BLOCK):
-        deviations = _compute_scaled_deviations(base, used[first : first + CLASSES_PER_BLOCK], support.dtype)
+    for first in range(0, len(used), BASE_CLASSES_PER_BLOCK):
+        deviations = _compute_scaled_deviations(base, used[first : first + BASE_CLASSES_PER_BLOCK], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
             position = chosen[..., rank] - first
@@ -106,7 +106,7 @@ def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
 
 
 def _compute_scaled_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute scaled deviations of base rows from class means: times normal numbers, they have the class covariance."""
+    """Scale deviations (classes, rows, dim) of base rows: products with normal noise have the class covariance."""
     # They are divided by the root of the number of rows minus 1, and padded with zeros. Covariances (eq. 2) are never
     # computed themselves.
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]

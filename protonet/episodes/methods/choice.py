@@ -35,7 +35,7 @@ class ChosenMethod:
     """A few-shot method with values for its settings. It can be called with a batch of episodes alone."""
 
     name: str  #: The name in tables, files and messages: the method's name, then its settings.
-    key: str  #: The method's name without settings, as the user chose it.
+    method_key: str  #: The method's name without settings, as the user chose it.
     spec: MethodSpec  #: The method without settings.
     keywords: Mapping[str, object] = field(default_factory=dict)  #: Settings that differ from the defaults.
     plugin_version: str | None = None
@@ -77,7 +77,7 @@ def choose_method(text: str, argument: str = "method") -> ChosenMethod:
     return _add_settings(choice, settings)
 
 
-def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
+def choose_method_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     """Parse a method with several values per setting, and list it once for each combination of values.
 
     In ``laplacian-shot:lambda=0.1,0.5,1`` the setting lambda has three values, separated by ``,``. If a value consists
@@ -120,7 +120,7 @@ def _parse_method(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str
 
 def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Parse the values of settings from ``texts`` by name, and add the settings to a method and to its name."""
-    keywords = parse_method_settings(choice.key, choice.spec.function, texts)
+    keywords = parse_method_settings(choice.method_key, choice.spec.function, texts)
     shown = [f"{keyword.rstrip('_')}={format_setting(value)}" for keyword, value in keywords.items()]
     return replace(choice, name=":".join([choice.name, *shown]), keywords=keywords)
 
@@ -191,7 +191,7 @@ class AvailableInputs:
 
     n_base_classes: int  #: Number of base classes.
     objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
-    head_way: int | None  #: The number of classes that the encoder's head needs; None for any number.
+    head_n_way: int | None  #: The number of classes that the encoder's head needs; None for any number.
     way: tuple[int, int] | None  #: Minimum and maximum number of classes per episode, see `Sampler.way`.
     has_texts: bool  #: Whether there are embeddings of texts that name the classes.
     has_unlabelled: bool  #: Whether episodes have unlabelled rows.
@@ -208,9 +208,9 @@ class AvailableInputs:
         available = {"texts": self.has_texts, "encoder": has_encoder, "unlabelled": self.has_unlabelled}
         available |= {"maps": self.has_feature_maps, "base": self.n_base_classes > 0}
         missing = [need for need in MISSING_INPUT_REMEDIES if need in spec.needs and not available[need]]
-        uses_head = self.head_way is not None and spec.objective == self.objective is not None
-        wrong_way = uses_head and self.way is not None and self.way != (self.head_way, self.head_way)
-        return missing + ["way"] * wrong_way + ["means"] * (self.has_class_means and not spec.takes_means)
+        uses_head = self.head_n_way is not None and spec.objective == self.objective is not None
+        wrong_way = uses_head and self.way is not None and self.way != (self.head_n_way, self.head_n_way)
+        return missing + ["way"] * wrong_way + ["means"] * (self.has_class_means and not spec.needs_only_means)
 
 
 #: The constraint and the remedy in the error message about each missing input.
@@ -253,7 +253,7 @@ def select_methods(
     Raises:
         InputError: A chosen method lacks an input.
     """
-    notes, runnable = _select_all_runnable(available) if include_all else ([], [])
+    notes, runnable = _select_runnable_methods(available) if include_all else ([], [])
     choices = [*runnable, *chosen]
     for choice in choices:
         for need in available.list_missing_inputs(choice.spec)[:1] if choice.plugin_version is None else ():
@@ -269,12 +269,12 @@ def select_methods(
     return methods, notes
 
 
-def _select_all_runnable(available: AvailableInputs) -> tuple[list[str], list[ChosenMethod]]:
+def _select_runnable_methods(available: AvailableInputs) -> tuple[list[str], list[ChosenMethod]]:
     """Select all methods of this package that can run; return notes on excluded methods, and the selected methods."""
     reasons: dict[str, list[str]] = {reason: [] for reason in EXCLUSION_NOTES}
     chosen = []
     for name, spec in METHODS.items():
-        missing = ["slow"] * spec.slow + available.list_missing_inputs(spec)
+        missing = ["slow"] * spec.is_slow + available.list_missing_inputs(spec)
         if missing:
             reasons.get(missing[0], []).append(name)
         else:
@@ -286,12 +286,13 @@ def _select_all_runnable(available: AvailableInputs) -> tuple[list[str], list[Ch
 def _raise_missing_input(choice: ChosenMethod, need: str, available: AvailableInputs) -> NoReturn:
     """Raise an InputError for a method that cannot run, given a reason from `AvailableInputs.list_missing_inputs`."""
     if need == "means":
-        known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
+        known = sorted(name for name, spec in METHODS.items() if spec.needs_only_means)
         constraint = "know a class by its mean, which is all that there is of base classes"
         raise_input_error("method", constraint, choice.name, f"Pass some of {', '.join(known)}.")
     if need == "way" and available.way is not None:
-        constraint = f"be {available.head_way} for {choice.key}, whose last layer has weights of as many classes"
-        remedy = f"Pass {available.head_way}, or train with `head` zero, for any number."
+        way = available.head_n_way
+        constraint = f"be {way} for {choice.method_key}, whose last layer has weights of as many classes"
+        remedy = f"Pass {way}, or train with `head` zero, for any number."
         raise_input_error("way", constraint, "-".join(map(str, dict.fromkeys(available.way))), remedy)
     constraint, remedy = MISSING_INPUT_REMEDIES[need]
     got = f"none for {choice.name}"

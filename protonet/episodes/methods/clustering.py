@@ -23,7 +23,7 @@ from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
 #: Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
-MIN_CLASS_FRACTION = 1e-6
+CLASS_FRACTION_OFFSET = 1e-6
 ASSIGNMENT_TOLERANCE = 1e-6  #: LaplacianShot's updates end once no assignment changes by this much.
 
 
@@ -177,7 +177,7 @@ def paddle(
         logits = weight * dual - distances / (2 * temperature)
         if step < n_steps - 1:
             assigned = logits.softmax(dim=1)
-            dual = (assigned.mean(dim=2, keepdim=True) + MIN_CLASS_FRACTION).log()
+            dual = (assigned.mean(dim=2, keepdim=True) + CLASS_FRACTION_OFFSET).log()
             prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
     return logits.transpose(1, 2)
 

@@ -18,11 +18,11 @@ class RoundingGuards:
 
     #: Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
     #: inner products.
-    max_lost_digits: float = 4096.0
+    min_distance: float = 4096.0
     #: The jitter that is added to a Gram matrix's diagonal before its Cholesky factorisation, as a fraction of the
     #: diagonal's mean.
-    jitter: float = 8
-    jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter each time that the factorisation fails.
+    cholesky_jitter: float = 8
+    cholesky_jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter after each failed factorisation.
 
 
 ROUNDING_GUARDS = RoundingGuards()
@@ -33,7 +33,7 @@ def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
     return (labels[..., None] == torch.arange(n_way, device=labels.device)).to(dtype)
 
 
-def draw_orders(n_epochs: int, n: int, generator: torch.Generator) -> Tensor:
+def draw_row_orders(n_epochs: int, n: int, generator: torch.Generator) -> Tensor:
     """Draw a random order of n rows for each epoch: (n_epochs, n) int64, on the CPU."""
     orders = torch.empty(n_epochs, n, dtype=torch.int64)
     for order in orders:
@@ -74,7 +74,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
     distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
-    lost = distances.amin(dim=1) < ROUNDING_GUARDS.max_lost_digits * torch.finfo(a.dtype).eps * norms  # (episodes, n)
+    lost = distances.amin(dim=1) < ROUNDING_GUARDS.min_distance * torch.finfo(a.dtype).eps * norms  # (episodes, n)
     if bool(lost.any()):  # rows far from zero but close together
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
@@ -111,14 +111,14 @@ def reduce_to_span(rows: Tensor) -> Tensor:
     gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     limits = torch.finfo(rows.dtype)
-    jitter = ROUNDING_GUARDS.jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
+    jitter = ROUNDING_GUARDS.cholesky_jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
     while True:
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor
         # Linearly dependent rows need more.
-        jitter = torch.where(failed[:, None] > 0, ROUNDING_GUARDS.jitter_growth * jitter, jitter)
+        jitter = torch.where(failed[:, None] > 0, ROUNDING_GUARDS.cholesky_jitter_growth * jitter, jitter)
 
 
 @dataclass(frozen=True)

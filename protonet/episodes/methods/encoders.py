@@ -257,7 +257,7 @@ def finetune(
         noise = torch.randn(n_support, dim, generator=generator).to(support.device)
         return support + AUGMENTATION_LIMITS.noise_std * support.std(dim=1, correction=0, keepdim=True) * noise
 
-    def tune(support: Tensor, hot: Tensor, query: Tensor) -> Tensor:
+    def finetune_and_classify(support: Tensor, hot: Tensor, query: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         tuned = minimize_by_adam(
             start.repeat(len(support), 1),
@@ -271,4 +271,4 @@ def finetune(
     hot = one_hot(labels, n_way, torch.float32)
     max_episodes = min(FINETUNE_FEATURES_PER_BATCH // (2 * n_support * dim), FINETUNE_WEIGHTS_PER_BATCH // len(start))
     blocks = (tensor.split(max(1, max_episodes)) for tensor in (support, hot, query))
-    return torch.cat([tune(*block) for block in zip(*blocks, strict=True)])
+    return torch.cat([finetune_and_classify(*block) for block in zip(*blocks, strict=True)])

@@ -68,7 +68,7 @@ class MethodSetting:
     """A setting of a few-shot method, that is, a keyword-only parameter of its function."""
 
     name: str  #: The name of the setting on the command line.
-    parameter: str  #: The name of the method's parameter.
+    parameter_name: str  #: The name of the method's parameter.
     type: object  #: A key of ``VALUE_PARSERS``, a tuple of such types, or a union of one of these with None.
     bound: Bound | None  #: The range of the number, or of each number of a tuple; None for any.
     default: object  #: The default value, or `inspect.Parameter.empty`.
@@ -106,7 +106,7 @@ def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetti
             name, notes = parameter.rstrip("_"), list(_list_type_annotations(annotated.get(parameter)))
             keywords[name] = MethodSetting(
                 name=name,
-                parameter=parameter,
+                parameter_name=parameter,
                 type=kind,
                 bound=next((note for note in notes if isinstance(note, Bound)), None),
                 default=given.default,
@@ -175,7 +175,7 @@ def parse_method_settings(name: str, method: Callable[..., object], texts: Mappi
             remedy = f"There are {', '.join(known)}." if known else "Leave them out."
             raise_input_error("method", must, repr(setting), remedy)
     chosen = [(keyword, texts[setting]) for setting, keyword in known.items() if setting in texts]
-    return {keyword.parameter: _parse_setting(name, keyword, text) for keyword, text in chosen}
+    return {keyword.parameter_name: _parse_setting(name, keyword, text) for keyword, text in chosen}
 
 
 def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:

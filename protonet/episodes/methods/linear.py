@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import cosines, draw_orders, one_hot, reduce_to_span
+from protonet.episodes.methods.common import cosines, draw_row_orders, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import BelowOne, Fraction, NonNegative, Positive, PositiveCount, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
@@ -47,10 +47,10 @@ class LogisticNewtonLimits:
     """The limits of Newton's method for logistic regression. All values are our own choice."""
 
     max_steps: int = 30  #: Maximum number of Newton steps.
-    max_gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
-    max_residual: float = 0.1  #: Conjugate gradients end once the residual is this fraction of the initial one.
+    max_conjugate_gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
+    max_relative_residual: float = 0.1  #: Conjugate gradients end at this fraction of the initial residual.
     max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
+    loss_tolerance_epsilons: float = 8  #: Relative increases of the loss by fewer epsilons count as rounding errors.
 
 
 LOGISTIC_NEWTON_LIMITS = LogisticNewtonLimits()
@@ -109,14 +109,14 @@ def fit_logistic(
         gradient = _multiply_transpose(rows, probability - target) + penalty * weight
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
         gradient = gradient - gradient.mean(dim=2, keepdim=True)
-        step = _newton_step(rows, probability, penalty, gradient)
+        step = _compute_newton_step(rows, probability, penalty, gradient)
         going = going & (-_inner_product(gradient, step) > decrement)
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
         for _ in range(LOGISTIC_NEWTON_LIMITS.max_halvings):
             trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + LOGISTIC_NEWTON_LIMITS.rounding_epsilons * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + LOGISTIC_NEWTON_LIMITS.loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -130,12 +130,12 @@ def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: 
     return 0.5 * _inner_product(penalty * weight, weight) - _inner_product(logits.log_softmax(dim=2), target)
 
 
-def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
+def _compute_newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner_product(residual, residual)
-    enough = LOGISTIC_NEWTON_LIMITS.max_residual**2 * square
-    for _ in range(LOGISTIC_NEWTON_LIMITS.max_gradient_steps):
+    enough = LOGISTIC_NEWTON_LIMITS.max_relative_residual**2 * square
+    for _ in range(LOGISTIC_NEWTON_LIMITS.max_conjugate_gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break
@@ -272,7 +272,7 @@ def linear_finetune(
     initial_factor, factor_velocity = 1.0, 0.0  # of the initial weights in the layer
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
     gradient_weight = 1.0  # the first gradient is not dampened
-    for order in draw_orders(n_epochs, support.shape[1], generator).to(support.device):
+    for order in draw_row_orders(n_epochs, support.shape[1], generator).to(support.device):
         for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
             logits.add_(initial_logits.index_select(0, rows), alpha=initial_factor)
@@ -338,7 +338,7 @@ def baseline_pp(
     velocity, length_velocity = torch.zeros_like(direction), torch.zeros_like(length)
     product_velocity = torch.zeros_like(direction)  # inner products of the velocity with the basis
     gradient_weight = 1.0  # the first gradient is not dampened
-    for order in draw_orders(n_epochs, n_support, generator).to(rows.device):
+    for order in draw_row_orders(n_epochs, n_support, generator).to(rows.device):
         # Inner products of the directions with the basis, recomputed in each epoch against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
         for batch in order.split(batch_size):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import draw_orders, one_hot, squared_distances, support_means
+from protonet.episodes.methods.common import draw_row_orders, one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
-from protonet.episodes.methods.svm import INTERIOR_POINT_LIMITS, compute_max_step
+from protonet.episodes.methods.svm import INTERIOR_POINT_LIMITS, compute_max_step_size
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
@@ -137,18 +137,18 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     logits = []
     blocks = (tensor.split(max_episodes) for tensor in (support, query, episodes.support_labels))
     for some_support, some_query, labels in zip(*blocks, strict=True):
-        covariances = _compute_covariances(some_support, scale).to(episodes.support)
+        covariances = _compute_distance_covariances(some_support, scale).to(episodes.support)
         prototypes = support_means(replace(episodes, support=covariances, support_labels=labels))
         logits_of_block = []
         for some in some_query.split(max_queries, dim=1):
-            rows = _compute_covariances(some, scale).to(episodes.query)
+            rows = _compute_distance_covariances(some, scale).to(episodes.query)
             similarities = rows @ prototypes.transpose(1, 2) if one_shot else -squared_distances(rows, prototypes)
             logits_of_block.append(similarities)
         logits.append(torch.cat(logits_of_block, dim=1))
     return torch.cat(logits)
 
 
-def _compute_covariances(maps: Tensor, scale: float | None) -> Tensor:
+def _compute_distance_covariances(maps: Tensor, scale: float | None) -> Tensor:
     """Compute distance covariances (episodes, n, channel pairs) of feature maps (episodes, n, positions, channels)."""
     n_positions, channels = maps.shape[2:]
     factor = 1 / (2 * n_positions) if scale is None else scale
@@ -201,18 +201,18 @@ def deepemd(
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     classes = torch.einsum("esw,espc->ewpc", hot / hot.sum(dim=1, keepdim=True), support)
     n_support = support.shape[1]
-    orders = draw_orders(steps * (n_support > episodes.n_way), n_support, torch.Generator().manual_seed(seed))
+    orders = draw_row_orders(steps * (n_support > episodes.n_way), n_support, torch.Generator().manual_seed(seed))
     velocity, gradient_weight = torch.zeros_like(classes), 1.0  # the first gradient is not dampened
     for order in orders.to(support.device):
         for rows in order.split(batch_size):
-            gradient = _compute_gradient(support[:, rows], classes, hot[:, rows], scale)
+            gradient = _compute_class_gradient(support[:, rows], classes, hot[:, rows], scale)
             velocity = momentum * velocity + gradient_weight * gradient
             classes = classes - learning_rate * velocity
             gradient_weight = 1 - dampening
     return compute_emd_logits(query, classes, scale).to(episodes.query.dtype)
 
 
-def _compute_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
+def _compute_class_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
     """Compute the gradient of the mean cross-entropy with respect to ``classes``; flows and weights are constants."""
     with torch.enable_grad():
         classes = classes.detach().requires_grad_()
@@ -261,7 +261,7 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
     for _ in range(INTERIOR_POINT_LIMITS.max_steps):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
-        going = gap > INTERIOR_POINT_LIMITS.max_duality_gap * first
+        going = gap > INTERIOR_POINT_LIMITS.relative_tolerance * first
         if not bool(going.any()):
             break
         barrier_ratio = flow / slack
@@ -275,11 +275,11 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
         missing = supply - flow.sum(dim=2), demand - flow.sum(dim=1)  # rounding errors
         solve = partial(_solve_transport_step, slack, barrier_ratio, factor, missing)
         flow_step, slack_step = solve(flow * slack)
-        predicted_flow = flow + compute_max_step(flow, flow_step) * flow_step
-        predicted = predicted_flow * (slack + compute_max_step(slack, slack_step) * slack_step)
+        predicted_flow = flow + compute_max_step_size(flow, flow_step) * flow_step
+        predicted = predicted_flow * (slack + compute_max_step_size(slack, slack_step) * slack_step)
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         flow_step, slack_step = solve(flow * slack + flow_step * slack_step - centre)
-        flow_size, slack_size = compute_max_step(flow, flow_step), compute_max_step(slack, slack_step)
+        flow_size, slack_size = compute_max_step_size(flow, flow_step), compute_max_step_size(slack, slack_step)
         flow = (flow + INTERIOR_POINT_LIMITS.boundary_fraction * flow_size * flow_step).where(going, flow)
         slack = (slack + INTERIOR_POINT_LIMITS.boundary_fraction * slack_size * slack_step).where(going, slack)
     return flow

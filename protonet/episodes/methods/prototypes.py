@@ -22,7 +22,7 @@ from protonet.errors import raise_input_error
 #: differences of inner products would be too inexact.
 MIN_CENTRED_NORM_FRACTION = 1e-2
 #: Added to the votes of each class, which sum to 1, so that a class without neighbours has a finite logit. Our choice.
-EMPTY_CLASS_WEIGHT = 1e-6
+VOTE_OFFSET = 1e-6
 
 
 def protonet(episodes: Episodes) -> Tensor:
@@ -121,7 +121,7 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
     position = torch.arange(len(hot), device=hot.device).reshape(-1, 1, 1)
     classes = hot[position, near.indices]  # (episodes, n_queries, n_neighbours, n_way)
     weights = (near.values / temperature).softmax(dim=2)
-    return ((weights[..., None] * classes).sum(dim=2) + EMPTY_CLASS_WEIGHT).log()
+    return ((weights[..., None] * classes).sum(dim=2) + VOTE_OFFSET).log()
 
 
 def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tensor:

@@ -20,7 +20,7 @@ class SvmNewtonLimits:
 
     max_steps: int = 50  #: Maximum number of Newton steps.
     max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
+    loss_tolerance_epsilons: float = 8  #: Relative increases of the loss by fewer epsilons count as rounding errors.
 
 
 SVM_NEWTON_LIMITS = SvmNewtonLimits()
@@ -68,7 +68,7 @@ def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> T
             hinge = (1 - signs * new_outputs).clamp_min(0)
             new_loss = 0.5 * (new_dual * new_outputs).sum(dim=-1, keepdim=True)
             new_loss = new_loss + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = new_loss > loss * (1 + SVM_NEWTON_LIMITS.rounding_epsilons * torch.finfo(loss.dtype).eps)
+            worse = new_loss > loss * (1 + SVM_NEWTON_LIMITS.loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -85,7 +85,7 @@ class InteriorPointLimits:
     """The limits of interior-point methods. All values are our own choice."""
 
     max_steps: int = 40  #: Maximum number of steps.
-    max_duality_gap: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
+    relative_tolerance: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
     boundary_fraction: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
 
 
@@ -116,12 +116,12 @@ def metaopt_svm(
     gram = support @ support.transpose(1, 2) / size
     gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device) * (ridge / size)
     hot = one_hot(episodes.support_labels, episodes.n_way, gram.dtype).transpose(1, 2)
-    dual = _solve_quadratic_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
+    dual = _solve_svm_dual(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
     products = query @ (dual @ support).to(query.dtype).transpose(1, 2)
     return scale * products
 
 
-def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
+def _solve_svm_dual(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     """Solve the dual problem of Crammer and Singer's SVM: minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``.
 
     The coefficients a (episodes, n_way, n) are at most ``limit * hot`` and sum to 0 over the classes. A step of
@@ -143,7 +143,7 @@ def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor
         errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
-        going = error > INTERIOR_POINT_LIMITS.max_duality_gap * first
+        going = error > INTERIOR_POINT_LIMITS.relative_tolerance * first
         if not bool(going.any()):
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
@@ -151,16 +151,16 @@ def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor
         before = torch.cat([slack, multiplier], dim=1)  # both stay positive
         solve = partial(_solve_kkt, inverse, joint, slack, multiplier, (wrong_bound, wrong_slope, wrong_sum))
         *_, both = solve(slack * multiplier)
-        predicted = torch.mul(*(before + compute_max_step(before, both) * both).chunk(2, dim=1))
+        predicted = torch.mul(*(before + compute_max_step_size(before, both) * both).chunk(2, dim=1))
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step, price_step, both = solve(slack * multiplier + torch.mul(*both.chunk(2, dim=1)) - centre)
-        size = INTERIOR_POINT_LIMITS.boundary_fraction * compute_max_step(before, both) * going
+        size = INTERIOR_POINT_LIMITS.boundary_fraction * compute_max_step_size(before, both) * going
         dual_variables, price = dual_variables + size * step, price + size * price_step
         slack, multiplier = (before + size * both).chunk(2, dim=1)
     return dual_variables
 
 
-def compute_max_step(values: Tensor, change: Tensor) -> Tensor:
+def compute_max_step_size(values: Tensor, change: Tensor) -> Tensor:
     """Compute the largest fraction (n, 1, 1) in [0, 1] of a ``change`` (n, ., .) that keeps all ``values`` >= 0."""
     return (values / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
 

@@ -28,7 +28,7 @@ CENTROID_EDGE_BONUS = 1e-5
 MIN_DISTANCE_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
-def adaptation_gradient(
+def compute_tim_gradient(
     log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1
 ) -> Tensor:
     """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
@@ -68,9 +68,9 @@ def adaptation_gradient(
 class AlphaTimDefaults:
     """The defaults of `alpha_tim` for alpha, by the number of support rows per class, from the authors' code."""
 
-    one_shot: float = 2  #: For one support row per class.
-    few_shots: float = 5  #: For more than one and fewer than five support rows per class, on average.
-    five_shots: float = 7  #: For five or more support rows per class, on average.
+    one_shot_alpha: float = 2  #: For one support row per class.
+    few_shots_alpha: float = 5  #: For more than one and fewer than five support rows per class, on average.
+    five_shots_alpha: float = 7  #: For five or more support rows per class, on average.
 
 
 ALPHA_TIM_DEFAULTS = AlphaTimDefaults()
@@ -147,12 +147,12 @@ def alpha_tim(
     if alpha is None:
         shots = episodes.support.shape[1] / episodes.n_way
         tuned = ALPHA_TIM_DEFAULTS
-        alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
+        alpha = tuned.one_shot_alpha if shots <= 1 else tuned.five_shots_alpha if shots >= 5 else tuned.few_shots_alpha
     rows, labels, means = _prepare_rows(episodes)
 
     def gradient(prototypes: Tensor) -> Tensor:
         log_p = _compute_logits(prototypes, rows, temperature).log_softmax(dim=1)
-        g = adaptation_gradient(log_p, labels, weights, alpha=alpha) / temperature
+        g = compute_tim_gradient(log_p, labels, weights, alpha=alpha) / temperature
         return torch.baddbmm(g.sum(dim=2, keepdim=True) * prototypes, g, rows, beta=-1)
 
     prototypes = minimize_by_adam(means, gradient, learning_rate=learning_rate, steps=steps)
@@ -160,7 +160,7 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Get unit rows (``plc`` preprocesses them), one-hot support labels (episodes, n_way, n_support), class means."""
+    """Compute unit rows (if ``plc``, by `power_transform`), one-hot labels (episodes, n_way, n_support), and means."""
     joined = torch.cat([episodes.support, episodes.query], dim=1)
     rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
@@ -245,7 +245,7 @@ def transductive_finetune(
         return layer @ rows.transpose(1, 2) / temperature  # (episodes, n_way, rows)
 
     def gradient(layer: Tensor) -> Tensor:
-        return adaptation_gradient(logits(layer).log_softmax(dim=1), labels, (1, 0, 1)) @ rows / temperature
+        return compute_tim_gradient(logits(layer).log_softmax(dim=1), labels, (1, 0, 1)) @ rows / temperature
 
     layer = minimize_by_adam(imprinted, gradient, learning_rate=learning_rate, steps=steps)
     return logits(layer)[..., n_support:].transpose(1, 2)
@@ -320,7 +320,7 @@ def alpha_am(
     def logits(parameters: Tensor) -> Tensor:
         moved, *of_pairs = parameters.split(sizes, dim=1)
         bandwidth, weight = (tensor.view(len(rows), n, n) for tensor in of_pairs)
-        graph = _build_graph(row_distances, rows, moved.view_as(centroids), bandwidth, weight, n_neighbours)
+        graph = _build_centroid_graph(row_distances, rows, moved.view_as(centroids), bandwidth, weight, n_neighbours)
         eye = torch.eye(n, dtype=rows.dtype, device=rows.device)
         reached: Tensor = torch.linalg.solve(eye - spread * graph, eye[:, :n_way])  # (episodes, n, n_way)
         return reached[:, n_way:] / temperature
@@ -329,14 +329,14 @@ def alpha_am(
         with torch.enable_grad():
             parameters = parameters.detach().requires_grad_()
             reached = logits(parameters).transpose(1, 2)
-            slope = adaptation_gradient(reached.detach().log_softmax(dim=1), hot, weights, alpha=alpha)
+            slope = compute_tim_gradient(reached.detach().log_softmax(dim=1), hot, weights, alpha=alpha)
             return torch.autograd.grad(reached, parameters, slope)[0]
 
     parameters = minimize_by_adam(start, gradient, learning_rate=learning_rate, steps=steps - 1)
     return logits(parameters)[:, n_support:]
 
 
-def _build_graph(
+def _build_centroid_graph(
     row_distances: Tensor, rows: Tensor, centroids: Tensor, bandwidth: Tensor, weight: Tensor, n_neighbours: int
 ) -> Tensor:
     """Build the nearest-neighbour graph (episodes, n, n) of centroids and rows, given bandwidths and edge weights."""

@@ -15,7 +15,7 @@ from protonet.episodes.samplers.batch import Episodes
 
 @dataclass(frozen=True)
 class SinkhornLimits:
-    """The stopping criteria of Sinkhorn's iterations in `compute_class_scales`, and a bound on their input."""
+    """The stopping criteria of Sinkhorn's iterations in `sinkhorn_scales`, and a bound on their input."""
 
     tolerance: float = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
     max_iterations: int = 1000  #: Maximum number of iterations, as in PT-MAP's code (test_standard.py).
@@ -28,7 +28,7 @@ class SinkhornLimits:
 
 SINKHORN_LIMITS = SinkhornLimits()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
-QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
+MAX_QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
 POWER_TRANSFORM_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
 
 
@@ -69,7 +69,7 @@ def pt_map(
         cross = (probabilities * (products + rates * products_of_means)).sum(dim=2, keepdim=True)
         logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
         kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN_LIMITS.min_exponent).exp_()
-        scale = compute_class_scales(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
+        scale = sinkhorn_scales(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         if epoch < n_epochs:
             plan = kernel.mul_(scale)
             plan /= plan.sum(dim=1, keepdim=True)
@@ -82,7 +82,7 @@ def pt_map(
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute inner products query-query, mean-query and mean-mean after the power transform; means are class means."""
     n_queries, dim = episodes.query.shape[1:]
-    size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
+    size = max(1, MAX_QUERY_FLOATS_IN_CACHE // (n_queries * dim))
     blocks = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
@@ -110,7 +110,7 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
     return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
 
 
-def compute_class_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, scale: Tensor) -> Tensor:
+def sinkhorn_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, scale: Tensor) -> Tensor:
     """Compute the factor (episodes, n_way, 1) of each class for which a transport plan satisfies the class quotas.
 
     The plan is ``kernel`` times the factors, with each row then scaled to its mass. Sinkhorn's iterations end for each
@@ -173,7 +173,7 @@ def proto_lp(
         refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. Only the authors' code has the
         transform, the singular vectors, the Laplacian I - W of prototypes, and the mixing weight.
     """
-    rows = _reduce_rows(torch.cat([episodes.support, episodes.query], dim=1), beta, n_dims)
+    rows = _reduce_rows_by_svd(torch.cat([episodes.support, episodes.query], dim=1), beta, n_dims)
     n_support, n_queries, n_way = episodes.support.shape[1], episodes.query.shape[1], episodes.n_way
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
     count = hot.sum(dim=2, keepdim=True)
@@ -184,15 +184,15 @@ def proto_lp(
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
         if balanced:
             kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN_LIMITS.min_exponent).exp()
-            scales[0] = compute_class_scales(kernel, mass, quota, scales[0])
+            scales[0] = sinkhorn_scales(kernel, mass, quota, scales[0])
             logits += scales[0].log()
         if epoch == n_epochs:
             break
         assigned = logits.softmax(dim=1)  # (episodes, n_way, n_queries)
-        label = _propagate_by_prototypes(torch.cat([hot, assigned], dim=2), count, gamma, paper=paper)[..., n_support:]
+        label = _propagate_labels(torch.cat([hot, assigned], dim=2), count, gamma, paper=paper)[..., n_support:]
         label = label.clamp_min(torch.finfo(rows.dtype).tiny)
         if balanced:
-            scales[1] = compute_class_scales(label, mass, quota, scales[1])
+            scales[1] = sinkhorn_scales(label, mass, quota, scales[1])
             label = label * scales[1]
         label = label / label.sum(dim=1, keepdim=True)
         joined = torch.cat([hot, mixing_weight * label + (1 - mixing_weight) * assigned], dim=2)
@@ -200,7 +200,7 @@ def proto_lp(
     return logits.log_softmax(dim=1).transpose(1, 2).to(episodes.query.dtype)
 
 
-def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
+def _reduce_rows_by_svd(rows: Tensor, beta: float, n_dims: int) -> Tensor:
     """Power-transform rows (episodes, n, dim), reduce them by SVD to ``n_dims``, centre and normalize them."""
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(POWER_TRANSFORM_OFFSET).pow_(beta).copysign_(rows), dim=2)
@@ -210,8 +210,8 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
     return F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
 
 
-def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate support labels to all rows, along ``assigned`` row-prototype weights: (episodes, n_way, rows)."""
+def _propagate_labels(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
+    """Propagate labels from support over prototypes to all rows, by weights ``assigned`` (episodes, n_way, rows)."""
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
@@ -269,7 +269,7 @@ def ilpc(
     rows = power_transform(torch.cat([episodes.support, episodes.query], dim=1), beta)
     gram = rows @ rows.transpose(1, 2)
     n_way, n_support, n_queries = episodes.n_way, episodes.support.shape[1], episodes.query.shape[1]
-    spread = _propagate_by_neighbours(gram, n_neighbours, gamma, alpha)[..., n_support:]  # (episodes, rows, n_queries)
+    spread = _propagation_matrix(gram, n_neighbours, gamma, alpha)[..., n_support:]  # (episodes, rows, n_queries)
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)  # (episodes, n_way, n_support)
     labels = F.pad(hot, (0, n_queries))  # (episodes, n_way, rows), zeros for rows without a label
     logits = torch.zeros_like(labels[..., n_support:])
@@ -282,7 +282,7 @@ def ilpc(
         kernel = reached.clamp_min(torch.finfo(rows.dtype).eps) ** tau
         quota = (n_queries / n_way - moved.sum(dim=2, keepdim=True)).clamp_min(0)
         quota = quota * (left.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True))
-        plan = kernel * compute_class_scales(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
+        plan = kernel * sinkhorn_scales(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
         guess = one_hot(plan.argmax(dim=1), n_way, rows.dtype).transpose(1, 2) * left
         guesses = torch.cat([hot, moved + guess], dim=2)
         losses = _compute_average_losses(gram, labels, guesses, n_steps)[:, None, n_support:]
@@ -293,7 +293,7 @@ def ilpc(
     return logits.log_softmax(dim=1).transpose(1, 2)
 
 
-def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
+def _propagation_matrix(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
     """Compute (I - alpha W)^-1 for the nearest-neighbour graph W of rows, whose cosines are ``gram``."""
     n = gram.shape[1]
     eye = torch.eye(n, dtype=gram.dtype, device=gram.device)

@@ -104,6 +104,6 @@ def load_trained_encoder(path: str | Path, *, dim: int | None = None) -> Trained
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
-    head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_way)
+    head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_n_way)
     head.load_state_dict(of_head)
     return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, torch.clone)

@@ -188,5 +188,5 @@ def make_learner(plan: TrainingPlan, generator: torch.Generator) -> MetaLearner:
     learner, proxies = LEARNER_TYPES[plan.objective], None
     if "cross_entropy" in learner.loss_names:
         proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
-    head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)
+    head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_n_way)
     return learner(plan, encoder, head, proxies)

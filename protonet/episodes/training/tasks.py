@@ -32,7 +32,7 @@ class ValidationSizes:
 
     n_episodes: int = 600  #: The number of episodes.
     n_maml_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
-    #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_way` limits the head to
+    #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_n_way` limits the head to
     #: a number of classes, this number is used.
     n_way: int = 5
     n_shot: int = 1  #: Support rows per class for the objective "prototypes"; others use the shots of training.
@@ -150,7 +150,7 @@ def _score_methods(
 ) -> dict[str, Tensor]:
     """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name."""
     n_shot = VALIDATION_SIZES.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_way or min(VALIDATION_SIZES.n_way, int((index.size > n_shot).sum()))
+    n_way = plan.head_n_way or min(VALIDATION_SIZES.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
     index = config.validate(index, ())
     n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes

@@ -347,7 +347,7 @@ def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> N
         limit = f"have {needed} rows per base class (`shot` + `query`)"
         raise_input_error("dataset", limit, f"class {base.class_names[worst]!r} with {size}", "Ask for fewer rows.")
     usable = int((validation.by_class.size > plan.shot).sum())
-    min_classes = plan.head_way or 2
+    min_classes = plan.head_n_way or 2
     # Prototypes are validated with one row of each class.
     if plan.objective != "prototypes" and usable < min_classes:
         limit = f"have at least {min_classes} validation classes with {plan.shot + 1} rows (`shot` + 1)"

@@ -19,8 +19,8 @@ from protonet.episodes.methods import METHODS, MethodSpec
 from protonet.episodes.methods.choice import (
     AvailableInputs,
     ChosenMethod,
-    choose_grid,
     choose_method,
+    choose_method_grid,
     choose_methods,
     list_methods,
     select_methods,
@@ -84,7 +84,7 @@ def test_settings_reach_the_method() -> None:
 def test_a_plugin_and_its_errors(mine: Path) -> None:
     episodes, _ = make_episodes(shots=(1, 1, 1, 1))
     choice = choose_method(f"{mine}:city_block:power=2")
-    assert (choice.name, choice.key) == (f"{mine}:city_block:power=2", f"{mine}:city_block")
+    assert (choice.name, choice.method_key) == (f"{mine}:city_block:power=2", f"{mine}:city_block")
     assert torch.equal(choice(episodes), -torch.cdist(episodes.query, episodes.support[:, :4], p=2.0))
     with pytest.raises(InputError, match=r"got KeyError of .*:broken: 'lost' \(mine.py, line 17\)") as caught:
         choose_method(f"{mine}:broken")(episodes)
@@ -136,14 +136,14 @@ def test_errors() -> None:
 
 
 def test_a_grid_names_a_method_for_each_combination() -> None:
-    names = [choice.name for choice in choose_grid("laplacian-shot:lambda=0.1,1")]
+    names = [choice.name for choice in choose_method_grid("laplacian-shot:lambda=0.1,1")]
     assert names == ["laplacian-shot:lambda=0.1", "laplacian-shot:lambda=1"]
-    names = [choice.name for choice in choose_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
+    names = [choice.name for choice in choose_method_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
     assert names[1:3] == ["tim:weights=1,1,1:steps=2", "tim:weights=0.1,1,0.1:steps=1"]
     assert len(names) == 4
     for text in ("tim", "tim:steps=1", "tim:steps=1,01"):
         with pytest.raises(InputError, match="`tune` must name two values of a setting or more"):
-            choose_grid(text)
+            choose_method_grid(text)
 
 
 def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +165,10 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
 
 def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
     given: dict[str, Any] = {"n_base_classes": 2, "has_texts": True, "has_unlabelled": True, "has_feature_maps": True}
-    available = AvailableInputs(objective="anil", head_way=2, way=(2, 2), has_class_means=False, **given)
+    available = AvailableInputs(objective="anil", head_n_way=2, way=(2, 2), has_class_means=False, **given)
     methods, notes = select_methods([], available, include_all=True)
     assert "Without an encoder of their objectives, feat, maml are left out." in notes
-    assert methods.keys() == {name for name, spec in METHODS.items() if not spec.slow} - {"feat", "maml"}
+    assert methods.keys() == {name for name, spec in METHODS.items() if not spec.is_slow} - {"feat", "maml"}
     methods, notes = select_methods([], replace(available, way=(3, 3)), include_all=True)
     assert "The head of the encoder is for another number of classes: anil are left out." in notes
     assert "anil" not in methods
@@ -192,7 +192,7 @@ def nearest_corner(episodes: Episodes, *, power: Positive = 1.0) -> Tensor:
 def test_a_new_method_is_one_function_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(METHODS, "nearest-corner", MethodSpec(nearest_corner, takes_means=True))
+    monkeypatch.setitem(METHODS, "nearest-corner", MethodSpec(nearest_corner, needs_only_means=True))
     assert main(["--list-methods"]) == 0
     listed = capsys.readouterr().out
     assert all(f"\n{name} (" in listed for name in METHODS)
@@ -247,16 +247,16 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
     for name in METHODS:
         function = METHODS[name].function
         keywords, parameters = list_method_settings(function), inspect.signature(function).parameters
-        assert [keyword.parameter for keyword in keywords.values()] == list(parameters)[1:]
+        assert [keyword.parameter_name for keyword in keywords.values()] == list(parameters)[1:]
         assert parse_source_section(function)
         for key, keyword in keywords.items():
             assert keyword.description, key
-            assert keyword.default == parameters[keyword.parameter].default
+            assert keyword.default == parameters[keyword.parameter_name].default
             if keyword.type not in (bool, str) and key not in UNBOUNDED:
                 bounds = {str(keyword.bound), "[1, base classes]"}
                 assert any(bound in keyword.description.lower() for bound in bounds), f"{key} of {name}"
         texts = {key: format_setting(keyword.default) for key, keyword in keywords.items()}
-        defaults = {keyword.parameter: keyword.default for keyword in keywords.values()}
+        defaults = {keyword.parameter_name: keyword.default for keyword in keywords.values()}
         assert parse_method_settings(name, function, texts) == defaults
 
 

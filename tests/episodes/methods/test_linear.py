@@ -272,7 +272,7 @@ def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
 
 def test_prototypes_leave_a_row_out() -> None:
     episodes, _ = make_episodes()
-    view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
+    view = module._fit_prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
     for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
         unit = F.normalize(support, dim=1)
         for position in range(len(labels)):
@@ -290,7 +290,7 @@ def test_ridge_regression_leaves_a_row_out() -> None:
     hot = hot_of(episodes.support_labels)
     kernel = (-torch.cdist(episodes.support, episodes.support)).exp()
     right = (-torch.cdist(episodes.support, episodes.query)).exp()
-    view = module._ridge_view(kernel, right, 0.3, hot, 1.0)
+    view = module._fit_ridge_view(kernel, right, 0.3, hot, 1.0)
     n = kernel.shape[1]
     targets = hot - 0.25
     for index in range(len(kernel)):
@@ -315,7 +315,7 @@ def test_the_temperature_equals_the_solvers() -> None:
         assert abs(float(loss - row_losses.mean())) < 1e-4
 
 
-@pytest.mark.parametrize("dim", [3, module.ADAPTIVE_FLOATS_IN_CACHE // 8])
+@pytest.mark.parametrize("dim", [3, module.MAX_FLOATS_IN_CACHE // 8])
 def test_city_block_distances_equal_torchs(dim: int) -> None:
     """Distances are computed in several blocks if there are many features; those of equal rows are 0."""
     generator = torch.Generator().manual_seed(0)

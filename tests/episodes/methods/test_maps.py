@@ -27,7 +27,7 @@ from protonet.episodes.methods.maps import (
     feature_map_reconstruction,
     solve_optimal_transport,
 )
-from protonet.episodes.methods.transport import compute_class_scales, ilpc, proto_lp, pt_map
+from protonet.episodes.methods.transport import ilpc, proto_lp, pt_map, sinkhorn_scales
 from tests.episodes.cases import agree, make_episodes, needing
 
 CHANNELS, PLACES = 6, 4  #: The maps that `make_episodes` makes of 24 features.
@@ -236,7 +236,7 @@ def test_balance_keeps_both_margins() -> None:
     quota = torch.rand(3, 4, 1, generator=generator, dtype=torch.float64)
     quota[1, 2] = 0
     quota *= mass.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True)
-    plan = kernel * compute_class_scales(kernel, mass, quota, torch.ones_like(quota))
+    plan = kernel * sinkhorn_scales(kernel, mass, quota, torch.ones_like(quota))
     plan *= mass / plan.sum(dim=1, keepdim=True)
     assert torch.allclose(plan.sum(dim=2, keepdim=True), quota, rtol=2 * module.SINKHORN_LIMITS.tolerance)
 

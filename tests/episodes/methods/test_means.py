@@ -21,7 +21,7 @@ from protonet.episodes.methods.clustering import (
 )
 from protonet.episodes.methods.common import squared_distances
 from protonet.episodes.methods.prototypes import (
-    EMPTY_CLASS_WEIGHT,
+    VOTE_OFFSET,
     clip_zero_shot,
     matching_networks,
     nearest_neighbours,
@@ -62,7 +62,7 @@ def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: i
         near = zip(angles, labels.tolist(), strict=True)
         for cosine, c in sorted(near, reverse=True)[:n_neighbours]:
             weight[c] += math.exp(cosine / 0.2)
-    return (weights / weights.sum(dim=1, keepdim=True) + EMPTY_CLASS_WEIGHT).log()
+    return (weights / weights.sum(dim=1, keepdim=True) + VOTE_OFFSET).log()
 
 
 @pytest.mark.parametrize(

@@ -318,14 +318,14 @@ def shorten(spec: MethodSpec) -> Method:
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
 #: Functions that may copy tensors to the device: random numbers, rows for an encoder, and weights of views.
 SENT = {"linear.linear_finetune", "linear.baseline_pp", "maps.deepemd", "adaptive.adaptive"}
-SENT |= {"calibration._classify", "encoders.augment_support", "batch.gather"}
+SENT |= {"calibration._classify_by_calibration", "encoders.augment_support", "batch.gather"}
 
 
 def make_case(name: str) -> Episodes:
     """Make episodes that have everything that a method needs."""
     if name in TRAINED:
         return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
-    n_episodes, n_queries = (1, 4) if METHODS[name].slow else (3, 10)
+    n_episodes, n_queries = (1, 4) if METHODS[name].is_slow else (3, 10)
     return make_episodes(
         n_episodes=n_episodes, n_queries=n_queries, base=make_base(dtype=torch.float32), dtype=torch.float32
     )[0]
