@@ -22,16 +22,16 @@ from protonet.datasets.pictures import (
     LabelledPictures,
     PictureLayout,
     RotatedPicture,
+    detect_class_folders,
     detect_csv_lists,
-    detect_folders,
     detect_json_lists,
     detect_tiered_imagenet,
-    label_pictures,
+    list_class_pictures,
     load_pictures,
-    make_layout,
     make_pickle_detector,
+    make_picture_layout,
     make_split_list_detector,
-    raise_unreadable,
+    raise_unreadable_list,
 )
 from protonet.embeddings.pictures.reading import list_images, list_visible_folders
 from protonet.errors import raise_input_error
@@ -110,14 +110,14 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Pic
                 raise_input_error(
                     "root", f"hold the {len(label_of)} classes of {known.benchmark}", got, "Get all of them."
                 )
-        pictures = label_pictures((folders[name], label) for folders in found for name, label in label_of.items())
-        return make_layout(pictures.split(known.side_of))
+        pictures = list_class_pictures((folders[name], label) for folders in found for name, label in label_of.items())
+        return make_picture_layout(pictures.with_sides(known.side_of))
 
     return detect
 
 
 def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Describe in a line how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
+    """Describe how the classes of the data set that ``text``, KIND:ROOT, names differ from the list of benchmark KIND.
 
     ``counts`` has the number of pictures for each pair (class, side of the split). If none of these classes is on the
     list, only the numbers of classes and pictures are compared. The list is empty if nothing differs, or if ``text``
@@ -167,7 +167,7 @@ def _detect_cub_archive(root: Path) -> PictureLayout | None:
         return None
     files, classes = map(_read_numbered_values, lists)
     if files.keys() != classes.keys():
-        raise_unreadable(lists[1], f"{len(classes)} labels of {len(files)} pictures")
+        raise_unreadable_list(lists[1], f"{len(classes)} labels of {len(files)} pictures")
     labels = [file.partition("/")[0] for file in files.values()]
     side_of = {
         label: "base" if position % 2 == 0 else "validation" if position % 4 == 1 else "novel"
@@ -176,9 +176,9 @@ def _detect_cub_archive(root: Path) -> PictureLayout | None:
     label_of: dict[str, str] = {}
     for key, label in zip(files, labels, strict=True):
         if label_of.setdefault(label, classes[key]) != classes[key]:
-            raise_unreadable(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
+            raise_unreadable_list(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
-    return make_layout(LabelledPictures(paths, labels).split(side_of), *lists)
+    return make_picture_layout(LabelledPictures(paths, labels).with_sides(side_of), *lists)
 
 
 def _read_numbered_values(path: Path) -> dict[str, str]:
@@ -186,9 +186,9 @@ def _read_numbered_values(path: Path) -> dict[str, str]:
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise_unreadable(path, type(error).__name__)
+        raise_unreadable_list(path, type(error).__name__)
     if not rows or any(len(row) != 2 for row in rows):
-        raise_unreadable(path, "a line without a number and a value" if rows else "empty")
+        raise_unreadable_list(path, "a line without a number and a value" if rows else "empty")
     return dict(rows)
 
 
@@ -199,14 +199,14 @@ BENCHMARKS = {
         detect_csv_lists,
         make_pickle_detector("mini-imagenet-cache-{}.pkl"),
         make_pickle_detector("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
-        detect_folders,
+        detect_class_folders,
         make_class_list_detector("mini-imagenet", "", "images"),
     ),
     "tiered-imagenet": Benchmark(
         84,
         "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv",
         detect_tiered_imagenet,
-        detect_folders,
+        detect_class_folders,
         make_split_list_detector("train", "{}.csv"),
         make_class_list_detector("tiered-imagenet", "train", ""),
     ),
@@ -216,7 +216,7 @@ BENCHMARKS = {
         detect_json_lists,
         detect_csv_lists,
         _detect_cub_archive,
-        detect_folders,
+        detect_class_folders,
         make_class_list_detector("cub", "images", ""),
         folder="CUB_200_2011",
     ),
@@ -226,7 +226,7 @@ BENCHMARKS = {
         make_split_list_detector("data", "splits/bertinetto/{}.txt"),
         make_pickle_detector("CIFAR_FS_{}.pickle"),
         make_class_list_detector("cifar-fs", "", "data", "train", "test"),
-        detect_folders,
+        detect_class_folders,
         folder="cifar100",
     ),
     "fc100": Benchmark(
@@ -234,7 +234,7 @@ BENCHMARKS = {
         "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test",
         make_pickle_detector("FC100_{}.pickle"),
         make_class_list_detector("fc100", "", "data", "train", "test"),
-        detect_folders,
+        detect_class_folders,
     ),
 }
 
@@ -257,7 +257,7 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
         got = f"{root} with {shorten_list(names, 4) or 'nothing'}" if root.is_dir() else f"no folder {root}"
         remedy = "Pass the folder that its authors' archive unpacks to."
         raise_input_error("root", f"hold {benchmark.expected}", got, remedy)
-    return ImageSet(name=name, root=root, files=detected[0], read=detected[1], image_side=benchmark.size)
+    return ImageSet(cache_name=name, root=root, files=detected[0], read_pictures=detected[1], image_side=benchmark.size)
 
 
 OMNIGLOT_BACKGROUND, OMNIGLOT_EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
@@ -302,14 +302,14 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
     pictures = LabelledPictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
     return ImageSet(
-        name="omniglot",
+        cache_name="omniglot",
         root=home,
         files=paths,
-        read=lambda: pictures,
+        read_pictures=lambda: pictures,
         image_side=28,
-        grey=True,
+        is_grey=True,
         is_ink=True,
-        variant=variant,
+        cache_variant=variant,
     )
 
 

@@ -51,12 +51,12 @@ class _UnpickledArray(np.ndarray[Any, Any]):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, fortran, raw = state
         raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's
-        filled = _make_array(raw, kind, shape, "C")
+        filled = _unpickle_array(raw, kind, shape, "C")
         checked: Any = (1, filled.shape, filled.dtype, bool(fortran), bytes(raw))
         super().__setstate__(checked)
 
 
-def _make_array(raw: bytes, kind: _UnpickledDtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _unpickle_array(raw: bytes, kind: _UnpickledDtype, shape: tuple[int, ...], order: str) -> np.ndarray:
     """Make an array from its bytes, dtype, shape and memory order; raise an exception if they are inconsistent."""
     if not isinstance(kind, _UnpickledDtype):
         raise RefusedPickleError("an array without a dtype")
@@ -65,23 +65,23 @@ def _make_array(raw: bytes, kind: _UnpickledDtype, shape: tuple[int, ...], order
     return np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _make_empty_array(subtype: object, *_: object) -> np.ndarray:
+def _unpickle_empty_array(subtype: object, *_: object) -> np.ndarray:
     if subtype is not np.ndarray:
         raise RefusedPickleError("a subclass of an array")
     return np.ndarray.__new__(_UnpickledArray, (0,), np.int8)
 
 
-def _make_scalar(kind: _UnpickledDtype, raw: bytes | str) -> object:
-    return _make_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
+def _unpickle_scalar(kind: _UnpickledDtype, raw: bytes | str) -> object:
+    return _unpickle_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
-def _encode_text(text: str, encoding: str = "latin1") -> bytes:
+def _unpickle_bytes(text: str, encoding: str = "latin1") -> bytes:
     if encoding != "latin1":
         raise RefusedPickleError(f"text in {encoding}")
     return text.encode("latin1")
 
 
-def _load_storage(raw: bytes) -> object:
+def _unpickle_torch_storage(raw: bytes) -> object:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
@@ -91,14 +91,14 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     **{("builtins", builtin.__name__): builtin for builtin in (int, float, complex)},
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
-    ("_codecs", "encode"): _encode_text,
+    ("_codecs", "encode"): _unpickle_bytes,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _UnpickledDtype,
-    ("numpy.core.multiarray", "_reconstruct"): _make_empty_array,
-    ("numpy.core.multiarray", "scalar"): _make_scalar,
-    ("numpy.core.numeric", "_frombuffer"): _make_array,
+    ("numpy.core.multiarray", "_reconstruct"): _unpickle_empty_array,
+    ("numpy.core.multiarray", "scalar"): _unpickle_scalar,
+    ("numpy.core.numeric", "_frombuffer"): _unpickle_array,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch.storage", "_load_from_bytes"): _load_storage,
+    ("torch.storage", "_load_from_bytes"): _unpickle_torch_storage,
 }
 
 

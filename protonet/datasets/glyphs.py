@@ -59,8 +59,12 @@ class GlyphJitter:
 
 
 GLYPH_RENDERING, GLYPH_JITTER = GlyphRendering(), GlyphJitter()
-SPLIT_SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
-MIN_FACES = 8  #: Characters that fewer font faces have are left out.
+CLASS_FRACTION_OF_SIDE = (
+    0.6,
+    0.15,
+    0.25,
+)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
+MIN_FONT_FACES = 8  #: Characters that fewer font faces have are left out.
 JITTER_SEED = 0  #: The seed of the jitter.
 MIN_ALPHABET_SIZE = 20  #: Alphabets of fewer characters are pooled into one alphabet.
 #: Alphabets of characters other than letters: the first code point of each range, and the alphabet of its characters.
@@ -110,7 +114,7 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
     faces = list_font_faces()
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
-    chosen = sorted(c for c in known if counts[c] >= MIN_FACES and unicodedata.category(c)[0] in "LNPS")
+    chosen = sorted(c for c in known if counts[c] >= MIN_FONT_FACES and unicodedata.category(c)[0] in "LNPS")
 
     def render() -> LabelledPictures:
         images, labels = _render_characters(chosen, faces, copies)
@@ -118,10 +122,10 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
         if len(names) < 2:
             got = f"{len(names)} of {len(set(known))}"
             raise_input_error(
-                "characters", f"hold at least 2 that {MIN_FACES} faces draw", got, "Pass more characters."
+                "characters", f"hold at least 2 that {MIN_FONT_FACES} faces draw", got, "Pass more characters."
             )
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
-        return LabelledPictures(images, labels).split(side_of)
+        return LabelledPictures(images, labels).with_sides(side_of)
 
     paths = [face.path for face in faces]
     settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, JITTER_SEED])
@@ -129,7 +133,14 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
     root, size = paths[0].parent, GLYPH_RENDERING.image_side
     data = load_pictures(
         ImageSet(
-            name="glyphs", root=root, files=paths, read=render, image_side=size, grey=True, is_ink=True, variant=variant
+            cache_name="glyphs",
+            root=root,
+            files=paths,
+            read_pictures=render,
+            image_side=size,
+            is_grey=True,
+            is_ink=True,
+            cache_variant=variant,
         )
     )
     return data._replace(x=data.get_rows(torch.arange(len(data.y))), memory_map=None)
@@ -157,7 +168,7 @@ def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
     sides = {}
     for group in (counts.keys() - others, counts.keys() & others):
         total = sum(counts[name] for name in group)
-        missing = {side: fraction * total for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True)}
+        missing = {side: fraction * total for side, fraction in zip(SPLIT_SIDES, CLASS_FRACTION_OF_SIDE, strict=True)}
         for name in sorted(group, key=lambda name: (-counts[name], name)):
             sides[name] = max(missing, key=lambda side: missing[side])
             missing[sides[name]] -= counts[name]

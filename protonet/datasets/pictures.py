@@ -64,8 +64,8 @@ class LabelledPictures(NamedTuple):
     #: For each picture the side of the split that its class is on, one of ``SPLIT_SIDES``; None without a split.
     sides: Sequence[str] | None = None
 
-    def split(self, side_of: Mapping[str, str]) -> LabelledPictures:
-        """Return a copy in which each picture has the side of its class; ``side_of`` maps a class to its side."""
+    def with_sides(self, side_of: Mapping[str, str]) -> LabelledPictures:
+        """Return a copy with the side of each picture; ``side_of`` maps a class to its side of the split."""
         return self._replace(sides=[side_of[label] for label in self.labels])
 
 
@@ -77,18 +77,18 @@ PUBLISHED_SIDE_NAMES = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """A set of pictures that was found on the disk but is not read yet: its files, and a function to read it."""
+    """A set of pictures on the disk that is not read yet: the files, and a function to read the pictures."""
 
-    name: str  #: The name of the cached file begins with this name.
+    cache_name: str  #: The beginning of the name of the cached file.
     root: Path  #: The folder that has the pictures.
     #: All files of the set, pictures last. If the name, size or time of a file changes, the cached file is made again.
     files: Sequence[Path]
-    read: Callable[[], LabelledPictures]
-    """Returns the pictures with their classes. Reads lists and packed files if needed."""
+    read_pictures: Callable[[], LabelledPictures]
+    """Function that returns the pictures with their classes; it reads lists and packed files if needed."""
     image_side: int  #: Pixels per side that the authors of the data set resize pictures to.
-    grey: bool = False  #: Whether pictures have one grey channel instead of red, green and blue.
+    is_grey: bool = False  #: Whether pictures have one grey channel instead of red, green and blue.
     is_ink: bool = False  #: Whether grey pictures are drawings on white paper, of which 1 is to be ink and 0 paper.
-    variant: str = ""  #: Distinguishes data sets made from the same files; part of the cached file's name.
+    cache_variant: str = ""  #: Distinguishes data sets made from the same files; part of the cached file's name.
 
     @property
     def is_packed(self) -> bool:
@@ -109,10 +109,10 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
         InputError: A file is missing, or is not a picture.
     """
     side = image_set.image_side if size is None else check_int("size", size, low=1)
-    shape = (1 if image_set.grey else 3, side, side)
-    stamp = hash_file_stamps(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
+    shape = (1 if image_set.is_grey else 3, side, side)
+    stamp = hash_file_stamps(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.cache_variant}".rstrip())
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
-    name = f"{image_set.name}-{image_set.variant}".rstrip("-")
+    name = f"{image_set.cache_name}-{image_set.cache_variant}".rstrip("-")
     path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
     cached = _read_picture_cache(path, stamp, shape) if path.exists() else None
     return _fill_picture_cache(image_set, path, stamp, shape) if cached is None else cached
@@ -169,17 +169,17 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
     """Decode pictures, write them to the cached file ``path``, and memory-map it; keep them in memory if this fails."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
-    pictures, labels, sides = image_set.read()
+    pictures, labels, sides = image_set.read_pictures()
     data = make_dataset("root", torch.empty(len(pictures), 0), labels, sides)._replace(shape=shape)
     side = shape[1]
-    resample = Image.Resampling.BOX if image_set.grey else Image.Resampling.LANCZOS
+    resample = Image.Resampling.BOX if image_set.is_grey else Image.Resampling.LANCZOS
 
     def decode(picture: ImageSource) -> np.ndarray:
-        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not image_set.grey:
+        if isinstance(picture, np.ndarray) and picture.shape[:2] == (side, side) and not image_set.is_grey:
             return picture.transpose(2, 0, 1)
-        image = open_picture(picture).convert("L" if image_set.grey else "RGB")
+        image = open_picture(picture).convert("L" if image_set.is_grey else "RGB")
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
-        if not image_set.grey:
+        if not image_set.is_grey:
             return pixels.transpose(2, 0, 1)
         return 255 - pixels[None] if image_set.is_ink else pixels[None]
 
@@ -223,7 +223,7 @@ def join_sides(parts: Sequence[LabelledPictures | None]) -> LabelledPictures:
     return LabelledPictures(pictures, labels, sides)
 
 
-def detect_folders(root: Path) -> PictureLayout | None:
+def detect_class_folders(root: Path) -> PictureLayout | None:
     """Find pictures in ``root/SIDE/CLASS/*.png``; return None if there are no such folders.
 
     The folders of the sides are found by `detect_split_folders`, such as ``train`` or ``meta-train``.
@@ -232,7 +232,7 @@ def detect_folders(root: Path) -> PictureLayout | None:
     if folders is None:
         return None
     parts = [list_pictures_by_class(folders[side]) if side in folders else None for side in SPLIT_SIDES]
-    return make_layout(join_sides(parts))
+    return make_picture_layout(join_sides(parts))
 
 
 def detect_split_folders(root: Path) -> dict[str, Path] | None:
@@ -255,16 +255,16 @@ def list_pictures_by_class(root: Path) -> LabelledPictures:
     folders = list_visible_folders(root)
     if not folders:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
-    return label_pictures((folder, folder.name) for folder in folders)
+    return list_class_pictures((folder, folder.name) for folder in folders)
 
 
-def label_pictures(folders: Iterable[tuple[Path, str]]) -> LabelledPictures:
+def list_class_pictures(folders: Iterable[tuple[Path, str]]) -> LabelledPictures:
     """List the pictures in ``folders``, pairs (folder, class); raise an InputError for a folder without pictures."""
     pairs = [(picture, label) for folder, label in folders for picture in list_images("root", folder)]
     return LabelledPictures([picture for picture, _ in pairs], [label for _, label in pairs])
 
 
-def read_split_lists(
+def detect_split_lists(
     folder: Path, lists: Sequence[Path], read: Callable[[Path], LabelledPictures]
 ) -> PictureLayout | None:
     """Find the pictures of a split from ``lists``, one file for each side in the order of ``SPLIT_SIDES``.
@@ -281,8 +281,8 @@ def read_split_lists(
         except InputError:
             raise
         except (OSError, ValueError, TypeError, LookupError, AttributeError, csv.Error) as error:
-            raise_unreadable(path, type(error).__name__)
-    return make_layout(join_sides(parts), *lists)
+            raise_unreadable_list(path, type(error).__name__)
+    return make_picture_layout(join_sides(parts), *lists)
 
 
 def detect_csv_lists(root: Path) -> PictureLayout | None:
@@ -304,7 +304,7 @@ def detect_csv_lists(root: Path) -> PictureLayout | None:
         labels = [file.rpartition("/")[0] or label for file, label in rows]
         return LabelledPictures([root / "images" / file for file, _ in rows], labels)
 
-    return read_split_lists(root / "images", [root / f"{side}.csv" for side in PUBLISHED_SIDE_NAMES], read)
+    return detect_split_lists(root / "images", [root / f"{side}.csv" for side in PUBLISHED_SIDE_NAMES], read)
 
 
 def detect_json_lists(root: Path) -> PictureLayout | None:
@@ -320,7 +320,7 @@ def detect_json_lists(root: Path) -> PictureLayout | None:
         pictures = [root / "images" / folder / file for folder, file in pairs]
         return LabelledPictures(pictures, [folder for folder, _ in pairs])
 
-    return read_split_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
+    return detect_split_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
 
 
 def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], PictureLayout | None]:
@@ -337,10 +337,10 @@ def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], Pict
             classes = [line.split(",")[0].strip() for line in lines if line.strip()]
             missing = [label for label in classes if not (root / folder / label).is_dir()]
             if missing or not classes:
-                raise_unreadable(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
-            return label_pictures((root / folder / label, label) for label in classes)
+                raise_unreadable_list(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
+            return list_class_pictures((root / folder / label, label) for label in classes)
 
-        return read_split_lists(root / folder, [root / pattern.format(side) for side in PUBLISHED_SIDE_NAMES], read)
+        return detect_split_lists(root / folder, [root / pattern.format(side) for side in PUBLISHED_SIDE_NAMES], read)
 
     return detect
 
@@ -370,10 +370,10 @@ def _read_pickle(path: Path) -> LabelledPictures:
         for label, rows in by_class.items():
             for row in rows:
                 if not -1 < row < len(images):
-                    raise_unreadable(path, f"picture {row} of {len(images)}")
+                    raise_unreadable_list(path, f"picture {row} of {len(images)}")
                 labels[row] = str(label)
         if not all(labels):
-            raise_unreadable(path, f"picture {labels.index('')} in no class")
+            raise_unreadable_list(path, f"picture {labels.index('')} in no class")
         return LabelledPictures(list(images), labels)
     images = check_images(path, content.get("data"))
     return LabelledPictures(list(images), check_labels(path, content.get("labels"), len(images)))
@@ -403,7 +403,7 @@ def _read_tiered_imagenet(images: Path, labels: Path) -> LabelledPictures:
     else:
         content = load_pickle("root", images)
         if not isinstance(content, list) or not all(isinstance(picture, (np.ndarray, bytes)) for picture in content):
-            raise_unreadable(images, f"a {type(content).__name__}, not a list of PNG files")
+            raise_unreadable_list(images, f"a {type(content).__name__}, not a list of PNG files")
         pictures = [picture if isinstance(picture, bytes) else picture.tobytes() for picture in content]
     entries = load_pickle("root", labels)
     entries = entries if isinstance(entries, dict) else {}
@@ -426,11 +426,11 @@ def _read_npz_images(path: Path) -> np.ndarray | None:
             mapped = memory_map_array(path, ("uint8",), "images")
             return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
     except ARRAY_READ_ERRORS as error:
-        raise_unreadable(path, type(error).__name__)
+        raise_unreadable_list(path, type(error).__name__)
 
 
 def all_files_exist(files: Sequence[Path]) -> bool:
-    """Return True if all files exist, and False if the first file does not: then the folder has another layout.
+    """Test whether all files exist; False if the first file does not, so that the folder has another layout.
 
     If only later files are missing, the data set is incomplete: an InputError names the missing file.
     """
@@ -457,12 +457,12 @@ def check_labels(path: Path, labels: object, n: int) -> list[str]:
     return [str(label) for label in (labels.tolist() if isinstance(labels, np.ndarray) else labels)]
 
 
-def raise_unreadable(path: Path, got: str) -> NoReturn:
+def raise_unreadable_list(path: Path, got: str) -> NoReturn:
     """Raise an InputError about a list or a file of pictures that cannot be read; ``got`` is the reason."""
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
-def make_layout(pictures: LabelledPictures, *lists: Path) -> PictureLayout:
+def make_picture_layout(pictures: LabelledPictures, *lists: Path) -> PictureLayout:
     """Make the `PictureLayout` of pictures, one per file; ``lists`` are the files that assign classes to sides."""
     paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
     return [*lists, *paths], lambda: pictures

@@ -34,9 +34,9 @@ class SyntheticConstants:
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
     correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
     #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
-    nuisance_directions: int = 32
+    n_nuisance_directions: int = 32
     nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.
-    subclusters_per_class: int = 3  #: ``subclusters_per_class``: number of sub-clusters per class.
+    n_subclusters_per_class: int = 3  #: ``subclusters``: number of sub-clusters per class.
     warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's hidden units.
     degrees_of_freedom: int = 3  #: ``heavy_tails``: degrees of freedom of Student's t distribution.
     wrong_label_fraction: float = 0.1
@@ -102,13 +102,13 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
     the larger variance.
     """
     spectrum = torch.full((dim,), SYNTHETIC_CONSTANTS.noise_std**2, dtype=torch.float64)
-    spectrum[: min(SYNTHETIC_CONSTANTS.nuisance_directions, dim // 2)] *= SYNTHETIC_CONSTANTS.nuisance_variance
+    spectrum[: min(SYNTHETIC_CONSTANTS.n_nuisance_directions, dim // 2)] *= SYNTHETIC_CONSTANTS.nuisance_variance
     return _anisotropic(num_classes, dim, generator, spectrum)
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with 3 prototypes per class; each row is a random prototype of its class plus noise."""
-    count = SYNTHETIC_CONSTANTS.subclusters_per_class
+    count = SYNTHETIC_CONSTANTS.n_subclusters_per_class
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:

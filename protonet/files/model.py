@@ -277,10 +277,10 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
         encoding = Encoding.restore(config["encoding"], columns)
     raise_unless(encoding is not None or not columns, "tensors that belong to no column")
     network = restore_network(config["network"], state)
-    classes = _check_names("classes", config.get("classes"), len(network.counts), (str, int))
+    classes = _parse_names("classes", config.get("classes"), len(network.counts), (str, int))
     names, input_dim = config.get("columns"), config["network"]["input_dim"]
     if names is not None:
-        names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
+        names = _parse_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
     fits = encoding is None or sum(encoding.n_features_per_column) == input_dim
     raise_unless(fits, "columns that make another number of features")
     raise_unless(isinstance(config.get("metadata"), dict), "no metadata")
@@ -311,7 +311,7 @@ def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> 
     return list(by_prefix.values())
 
 
-def _check_names(entry: str, names: Any, count: int, types: tuple[type, ...]) -> Any:
+def _parse_names(entry: str, names: Any, count: int, types: tuple[type, ...]) -> Any:
     """Convert an untrusted list to a tuple; raise a ValueError unless it has ``count`` distinct names of one type."""
     one_type = isinstance(names, list) and any(all(type(name) is kind for name in names) for kind in types)
     raise_unless(one_type and len(set(names)) == len(names) == count, f"{entry} that are not {count} different names")

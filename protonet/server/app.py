@@ -84,17 +84,17 @@ class AccessPolicy:
     """Accepted values of the header ``Host``; other values are rejected against DNS rebinding."""
     max_body_bytes: int  #: Maximal number of bytes of a request's body.
     max_requests: int = 128  #: Maximal number of requests that are answered at a time.
-    response_timeout: float = 30.0  #: Maximal number of seconds until a response is ready.
+    response_timeout_seconds: float = 30.0  #: Maximal number of seconds until a response is ready.
     allowed_origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
     access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
-    print_token: bool = False  #: Whether the printed address has the token, because the token is random.
-    active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
+    is_token_printed: bool = False  #: Whether the printed address has the token, because the token is random.
+    n_active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
     is_closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and closes its connections.
 
     @property
     def address_query(self) -> str:
         """The query part of the printed address: the token if it is printed, otherwise empty."""
-        return f"?token={quote(self.tokens[0], safe='')}" if self.print_token else ""
+        return f"?token={quote(self.tokens[0], safe='')}" if self.is_token_printed else ""
 
 
 def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: int) -> AccessPolicy:
@@ -107,7 +107,7 @@ def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: 
             raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
     tokens = [token for token in map(os.environ.get, TOKEN_VARIABLES) if token]
     hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *allowed_hosts)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body_bytes, print_token=not tokens)
+    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body_bytes, is_token_printed=not tokens)
 
 
 def create_app(
@@ -164,7 +164,7 @@ class RequestMiddleware:
                 size += len(message.get("body", b""))
             await send(message)
 
-        loop, timeout = asyncio.get_running_loop(), self.policy.response_timeout
+        loop, timeout = asyncio.get_running_loop(), self.policy.response_timeout_seconds
         timer = loop.call_later(timeout, expire)  # `wait_for` takes a task more
         error: Exception | None = None
         try:
@@ -213,11 +213,11 @@ class AccessMiddleware:
         if is_open:
             await self.app(scope, receive, send)
             return
-        if policy.active_requests >= policy.max_requests:
+        if policy.n_active_requests >= policy.max_requests:
             line = f"At most {policy.max_requests} requests are answered at a time. Try again later."
             raise HTTPException(429, line, {"retry-after": "1"})
 
-        async def receive_counted() -> Message:
+        async def receive_limited() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -225,11 +225,11 @@ class AccessMiddleware:
                 raise HTTPException(413, f"`body` must have at most {policy.max_body_bytes:,} bytes; got more.")
             return message
 
-        policy.active_requests += 1
+        policy.n_active_requests += 1
         try:
-            await self.app(scope, receive_counted, send)
+            await self.app(scope, receive_limited, send)
         finally:
-            policy.active_requests -= 1
+            policy.n_active_requests -= 1
 
     def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, needs_no_token: bool) -> None:
         """Raise an HTTPException unless origin, token, length and encoding of a request are allowed by the policy."""
@@ -286,7 +286,7 @@ MAX_HEAD_BYTES = 2**16
 #: Maximal seconds until the head of a request has arrived.
 MAX_HEAD_SECONDS = 10.0
 #: Seconds that clients have to close their connections when the server stops.
-CLOSING_SECONDS = 1.0
+MAX_CLOSING_SECONDS = 1.0
 
 
 class ConnectionState(ServerState):
@@ -414,15 +414,15 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
     """Open a listening TCP socket; raise an InputError if the address or the port cannot be used."""
     try:
         family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
-        listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        listening_socket = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except (OSError, UnicodeError) as error:
         got = to_printable(f"{host}:{port} ({getattr(error, 'strerror', None) or 'no name'})")
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
             raise_input_error("port", "be free for this command", got, "Pass another one; 0 is any that is free.")
         raise_input_error("host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
     # As asyncio sets it for its own sockets; otherwise the second packet of a response waits 40 ms for the first.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    listening_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening_socket
 
 
 class Server(uvicorn.Server):
@@ -439,10 +439,10 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, wait `CLOSING_SECONDS` for clients to close them, and answer pending requests."""
+        """Stop accepting connections, wait for clients to close them, and answer pending requests."""
         for server in self.servers:
             server.close()
-        self.policy.is_closing, deadline = True, time.monotonic() + CLOSING_SECONDS
+        self.policy.is_closing, deadline = True, time.monotonic() + MAX_CLOSING_SECONDS
         while self.server_state.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
@@ -459,7 +459,7 @@ def increase_open_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
+def run_server(app: ASGIApp, policy: AccessPolicy, listening_socket: socket.socket, title: str) -> None:
     """Print the title and the address of a server, and run the server until SIGTERM or Ctrl-C."""
     increase_open_file_limit()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
@@ -475,12 +475,12 @@ def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, tit
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(policy.response_timeout) + 1,
+        timeout_graceful_shutdown=int(policy.response_timeout_seconds) + 1,
     )
-    host, port = listening.getsockname()[:2]
+    host, port = listening_socket.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
     print(f"{title}: http://{name}:{port}/{policy.address_query}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more after the end
-    with suppress(KeyboardInterrupt), listening:
-        Server(config, policy).run([listening])
+    with suppress(KeyboardInterrupt), listening_socket:
+        Server(config, policy).run([listening_socket])
     print("server stopped; pending requests were answered", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Jobs of the labelling page: fits, reports and predictions, made by commands in separate processes."""
+"""Jobs of the labelling page: fits, reports and predictions, which commands compute in separate processes."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class PageJob:
     """A job on a snapshot of the labels, which computes metrics or exports a model."""
 
     kind: str  #: "results" computes metrics; "export" also writes a model, its report and predictions.
-    labels_version: int  #: The number of changes of labels before the job (`LabelQueue.version`).
-    rows: list[int]  #: The index of each labelled row.
-    labelled: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
-    table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None to predict the table's file.
+    labels_version: int  #: The number of changes of labels before the job (`LabelQueue.n_changes`).
+    row_indices: list[int]  #: The index of each labelled row.
+    labelled_table: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
+    #: The header and the rows to predict; None to predict the table's file.
+    table_to_predict: Sequence[Sequence[str]] | None
 
 
 @dataclass
@@ -54,35 +55,35 @@ class JobRunner:
     label_column: str  #: The name of the column of labels.
     metrics: JsonDict | None = None  #: The metrics of the last fit.
     metrics_version: int = -1  #: The `PageJob.labels_version` of the metrics; -1 before the first fit.
-    n_fitted: int = 0  #: The number of labels in the last fit, or in the fit in progress.
+    n_fitted_labels: int = 0  #: The number of labels in the last fit, or in the fit in progress.
     error_message: str = ""  #: The error message of the last job; "" if it succeeded.
     running_job: str = ""  #: The kind of the job in progress; "" if no job is in progress.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)  #: The folder of exported files.
     _waiting_job: PageJob | None = None  #: The job that waits for the end of the job in progress.
     _task: asyncio.Task[None] | None = None
 
-    def start(self, job: PageJob) -> None:
-        """Start a job or, if another one is in progress, start it afterwards; it replaces a job that waits."""
+    def start_job(self, job: PageJob) -> None:
+        """Start a job or, if another is in progress, let it wait; it replaces a job that already waits."""
         if self.running_job:
             self._waiting_job = job
             return
-        self.running_job, self.error_message, self.n_fitted = job.kind, "", len(job.rows)
+        self.running_job, self.error_message, self.n_fitted_labels = job.kind, "", len(job.row_indices)
         folder, path = Path(self.folder.name), self.options.table
-        (folder / self.options.output.name).write_text(format_csv(job.labelled), encoding="utf-8")
-        if job.table is not None:
+        (folder / self.options.output.name).write_text(format_csv(job.labelled_table), encoding="utf-8")
+        if job.table_to_predict is not None:
             path = folder / "table.csv"
-            path.write_text(format_csv(job.table), encoding="utf-8")
+            path.write_text(format_csv(job.table_to_predict), encoding="utf-8")
         self._task = asyncio.create_task(self._run_job(job, path))
 
-    def get_file(self, name: str) -> tuple[Path, str]:
+    def get_exported_file(self, name: str) -> tuple[Path, str]:
         """Return the path and media type of an exported file; raise an HTTPException if it does not exist yet."""
-        if name not in self.list_exported():
-            made = ", ".join(["labelled", *self.list_exported()])
+        if name not in self.list_exported_files():
+            made = ", ".join(["labelled", *self.list_exported_files()])
             raise HTTPException(404, f"`file` must be one of {made}; got another one. Export makes the others.")
         file, media = EXPORTED_FILES[name]
         return Path(self.folder.name, file), media
 
-    def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
+    def list_export_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
         """List the options of the commands that export a model, its report and predictions, in the order to run them.
 
         ``labels`` is the file of labelled rows, and ``table`` the rows to predict; outputs are written to ``folder``.
@@ -115,16 +116,16 @@ class JobRunner:
 
     def format_commands(self) -> list[str]:
         """Return the shell commands that write the files of all jobs to the current folder, for users to copy."""
-        return list(map(format_command, self.list_commands(self.options.output, self.options.table, Path())))
+        return list(map(format_command, self.list_export_commands(self.options.output, self.options.table, Path())))
 
-    async def _run_job(self, job: PageJob, to_predict: Path) -> None:
-        """Run the commands of a job one after the other, then start the waiting job, if there is one."""
+    async def _run_job(self, job: PageJob, table_path: Path) -> None:
+        """Run the commands of a job on the table at ``table_path``, then start the waiting job, if there is one."""
         folder = Path(self.folder.name)
         labels, metrics = folder / self.options.output.name, folder / "metrics.json"
         if job.kind == "results":
             commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
         else:
-            commands = self.list_commands(labels, to_predict, folder)
+            commands = self.list_export_commands(labels, table_path, folder)
             for file, _ in EXPORTED_FILES.values():
                 (folder / file).unlink(missing_ok=True)
         try:
@@ -133,7 +134,7 @@ class JobRunner:
                     await self._run_command(command)
                     continue
                 await self._run_command(replace(command, json=metrics))
-                self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.rows}
+                self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.row_indices}
                 self.metrics_version = job.labels_version
         except (RuntimeError, OSError) as error:
             self.error_message = " ".join(str(error).split())
@@ -141,9 +142,9 @@ class JobRunner:
             self.running_job = ""
         if self._waiting_job is not None:
             following, self._waiting_job = self._waiting_job, None
-            self.start(following)
+            self.start_job(following)
 
-    def list_exported(self) -> list[str]:
+    def list_exported_files(self) -> list[str]:
         """List the names of the exported files; the list is empty during an export."""
         made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
         return [] if self.running_job == "export" else made

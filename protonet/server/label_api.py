@@ -42,7 +42,7 @@ from protonet.server.app import (
 )
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import LabelFile, LabelSession, UploadedRows, extend_rows, get_similar_class, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
@@ -75,31 +75,37 @@ SHOWN_METRIC_KEYS = (
 ResultT = TypeVar("ResultT")
 #: A function that answers a `Request` or an `ActionRequest`. It returns a response, or a value that is sent as JSON.
 Handler = Callable[[Any], Awaitable[object]]
+#: JSON keys of the fields of `ActionRequest` with another name.
+ACTION_KEYS = {
+    **{"labeller": "by", "class_name": "name", "old_name": "old", "create_class": "create", "shown_label": "seen"},
+    **{"listed_person": "person", "column_name": "column", "column_role": "choice", "job_kind": "job"},
+}
 
 
-class ActionRequest(Struct):
+class ActionRequest(Struct, rename=ACTION_KEYS):
     """The JSON body of a request of the page: the browser tab, and the arguments of an action.
 
     The action itself, such as "label", is in the path. It uses some of the arguments.
     """
 
     tab: Annotated[str, Meta(max_length=64)]  #: Identifies the browser tab.
-    by: Annotated[str, Meta(max_length=100)] = ""  #: The person who gives the label; "" if unknown.
+    labeller: Annotated[str, Meta(max_length=100)] = ""  #: The person who gives the label; "" if unknown.
     row: int | None = None  #: Index of a row.
     rows: Annotated[list[int], Meta(max_length=MAX_SELECTED_ROWS)] | None = None  #: Indices of several rows.
-    name: str | None = None  #: The name of a class.
-    old: str | None = None  #: The present name of a class to rename.
-    create: bool = False  #: Whether to create the class even if its name is similar to that of another class.
-    seen: str | UnsetType | None = UNSET  #: The label of the row on the page: None for no label; UNSET if not sent.
-    person: str | None = None  #: Lists only labels of this person; None for all persons.
+    class_name: str | None = None  #: The name of a class.
+    old_name: str | None = None  #: The present name of a class to rename.
+    create_class: bool = False  #: Whether to create the class even if its name is similar to that of another class.
+    #: The label of the row on the page: None for no label; UNSET if not sent.
+    shown_label: str | UnsetType | None = UNSET
+    listed_person: str | None = None  #: Lists only labels of this person; None for all persons.
     text: str = ""  #: A text to search for, or texts to add as rows, one per line.
-    column: str | None = None  #: The name of a column.
-    choice: str | None = None  #: The role of the column, from `COLUMN_ROLES`.
-    job: Literal["results", "export"] | None = None  #: The kind of a job to start.
+    column_name: str | None = None  #: The name of a column.
+    column_role: str | None = None  #: The role of the column, from `COLUMN_ROLES`.
+    job_kind: Literal["results", "export"] | None = None  #: The kind of a job to start.
 
     def __post_init__(self) -> None:
-        self.by = self.by.strip()
-        if not self.by.isprintable():
+        self.labeller = self.labeller.strip()
+        if not self.labeller.isprintable():
             raise ValueError("`by` must be a printable name")
 
 
@@ -116,24 +122,30 @@ class LabelApi:
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TableToLabel] | None
     uploads: UploadedRows
-    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
-    change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
+    executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+    table_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
 
     def create_app(self) -> ASGIApp:
         """Create the ASGI application that serves the page and its API."""
         queue = self.queue
         changes: dict[str, Callable[[ActionRequest], object]] = {
             "next": lambda action: None,
-            "label": lambda action: queue.label_row(action.tab, require_row(action), action.name or "", action.by),
-            "skip": lambda action: queue.skip(action.tab, require_row(action)),
-            "flag": lambda action: queue.flag(action.tab, require_row(action)),
-            "undo": lambda action: queue.undo(action.tab, require_row(action), action.seen),
-            "relabel": lambda action: queue.relabel(require_row(action), action.name or "", action.by, action.seen),
-            "label_many": lambda action: queue.label_many(action.tab, self.get_rows(action), action.name, action.by),
-            "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
+            "label": lambda action: queue.label_row(
+                action.tab, require_row(action), action.class_name or "", action.labeller
+            ),
+            "skip": lambda action: queue.skip_row(action.tab, require_row(action)),
+            "flag": lambda action: queue.flag_row(action.tab, require_row(action)),
+            "undo": lambda action: queue.undo_label(action.tab, require_row(action), action.shown_label),
+            "relabel": lambda action: queue.change_label(
+                require_row(action), action.class_name or "", action.labeller, action.shown_label
+            ),
+            "label_many": lambda action: queue.label_rows(
+                action.tab, self.get_rows(action), action.class_name, action.labeller
+            ),
+            "rename": lambda action: queue.rename_class(action.old_name or "", action.class_name or ""),
         }
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
-        posts |= {"leave": self.close_tab, "rows": self.list_rows, "columns": self.choose_columns}
+        posts |= {"leave": self.close_tab, "rows": self.list_rows, "columns": self.set_column_role}
         posts |= {"add": self.add_texts, "jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.show_page, "/picture": self.show_picture, "/download": self.download}
@@ -155,15 +167,17 @@ class LabelApi:
 
         async def respond(action: ActionRequest) -> object:
             names = self.queue.session.names
-            similar = None if action.create or not action.name else get_similar_class(action.name, names)
-            if similar is not None and (action.old is None or similar != action.old):
+            similar = (
+                None if action.create_class or not action.class_name else get_similar_class(action.class_name, names)
+            )
+            if similar is not None and (action.old_name is None or similar != action.old_name):
                 return {"similar": similar}
             change(action)
             n_labelled = len(self.queue.session.labelled)
-            if n_labelled >= self.jobs.n_fitted + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
+            if n_labelled >= self.jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
                 self.start_job_on_labels("results")
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
-            return self.queue.next_item(action.tab) | self.describe_accuracy() | label
+            return self.queue.suggest_row(action.tab) | self.describe_accuracy() | label
 
         return respond
 
@@ -174,7 +188,9 @@ class LabelApi:
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
         if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.options.table.is_file()):
             table = [queue.column_names, *existing]
-        self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
+        self.jobs.start_job(
+            PageJob(kind, queue.n_changes, list(rows), [session.label_file.header, *rows.values()], table)
+        )
 
     def describe_accuracy(self) -> dict[str, object]:
         """Return the cross-validated accuracy, and when it is computed again.
@@ -185,8 +201,12 @@ class LabelApi:
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
-        remaining = jobs.n_fitted + LABELS_PER_ACCURACY_UPDATE - len(self.queue.session.labelled)
-        return {"check": accuracy, "checked": jobs.n_fitted, "next_check": 0 if jobs.running_job else max(remaining, 1)}
+        remaining = jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE - len(self.queue.session.labelled)
+        return {
+            "check": accuracy,
+            "checked": jobs.n_fitted_labels,
+            "next_check": 0 if jobs.running_job else max(remaining, 1),
+        }
 
     async def list_labels(self, action: ActionRequest) -> object:
         """Answer with the labelled rows that match the search; rows that are predicted as another class come first."""
@@ -196,7 +216,9 @@ class LabelApi:
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
+        return self.queue.list_labels(
+            predictions, action.class_name, action.text, action.listed_person, limit=MAX_SELECTED_ROWS
+        )
 
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
@@ -240,9 +262,9 @@ class LabelApi:
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
-    async def choose_columns(self, action: ActionRequest) -> object:
+    async def set_column_role(self, action: ActionRequest) -> object:
         """Set the role of a column (a type, "drop" or "group"), encode the table again, and start a new fit."""
-        name, choice, options = str(action.column), str(action.choice), self.jobs.options
+        name, choice, options = str(action.column_name), str(action.column_role), self.jobs.options
         if self.reread_table is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
         if name not in self.queue.column_names:
@@ -264,7 +286,7 @@ class LabelApi:
             group=name if choice == "group" else None if options.group == name else options.group,
         )
         read_again = self.reread_table
-        async with self.change_lock:
+        async with self.table_lock:
             try:
                 rows = await self.run_in_thread(lambda: read_again(changed))
             except UserError as error:
@@ -275,7 +297,7 @@ class LabelApi:
 
     async def close_tab(self, action: ActionRequest) -> object:
         """Release the row of a closed browser tab, so that the row can be suggested to other tabs."""
-        self.queue.release(action.tab)
+        self.queue.release_row(action.tab)
         return {}
 
     def get_rows(self, action: ActionRequest) -> list[int]:
@@ -301,14 +323,14 @@ class LabelApi:
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
         state: dict[str, object] = {"running": jobs.running_job, "error": jobs.error_message, "metrics": metrics}
-        state |= {"ready": jobs.list_exported(), "fresh": jobs.metrics_version == self.queue.version}
+        state |= {"ready": jobs.list_exported_files(), "fresh": jobs.metrics_version == self.queue.n_changes}
         return state | self.queue.count_progress() | self.describe_accuracy()
 
     async def start_job(self, action: ActionRequest) -> object:
         """Start the job that an action names, and answer with the state of the jobs."""
-        if action.job is None:
+        if action.job_kind is None:
             raise_input_error("job", "be results or export", "nothing", "Load the page again.")
-        self.start_job_on_labels(action.job)
+        self.start_job_on_labels(action.job_kind)
         return await self.list_jobs(action)
 
     async def try_row(self, request: Request) -> object:
@@ -339,14 +361,14 @@ class LabelApi:
 
         ``save`` is called with the texts (or picture paths) of the table, and returns the cells of each new row.
         """
-        async with self.change_lock:
+        async with self.table_lock:
             queue, column = self.queue, self.uploads.content_column or 0
             if queue.latest_rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
             added = await self.run_in_thread(lambda: save({line[column] for line in queue.session.cells}))
             if added:
                 rows, names = queue.latest_rows, queue.column_names
-                queue.add_rows(added, await self.run_in_thread(lambda: extend_rows(rows, names, added)))
+                queue.add_rows(added, await self.run_in_thread(lambda: append_rows(rows, names, added)))
         return {"added": len(added)} | queue.count_progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
@@ -365,13 +387,15 @@ class LabelApi:
     async def download(self, request: Request) -> Response:
         """Answer with an exported file, or with the file of labels."""
         name = request.query_params.get("file", "")
-        path, media = (self.jobs.options.output, "text/csv") if name == "labelled" else self.jobs.get_file(name)
+        path, media = (
+            (self.jobs.options.output, "text/csv") if name == "labelled" else self.jobs.get_exported_file(name)
+        )
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Call a function in a worker thread, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
 
 def make_handler(answer: Handler, *, is_action: bool = False) -> Callable[[Request], Awaitable[Response]]:
@@ -393,7 +417,9 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = replace(make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES), response_timeout=120.0)
+    policy = replace(
+        make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES), response_timeout_seconds=120.0
+    )
     listening = open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
@@ -402,34 +428,36 @@ def run(options: PageOptions) -> None:
     header, cells = read_cells(options, options.table, model, label)
     output = options.output
     with ExitStack() as stack:
-        answers = stack.enter_context(LabelFile(output, [*header, label], None))
+        label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
         people = stack.enter_context(LabelFile(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
         added = LabelFile(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)
-        if rows.has_label.any() and not answers.rows:  # labels of the table are reviewed like those of the page
+        if rows.has_label.any() and not label_file.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.has_label.nonzero().flatten().tolist()
-            answers.replace_rows([[*cells[row], rows.labels[row]] for row in labelled])
+            label_file.replace_rows([[*cells[row], rows.labels[row]] for row in labelled])
         modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
         uploads = UploadedRows(added, options.table, column, picture is not None)
 
         def add_uploads(rows: TableToLabel) -> TableToLabel:
-            return extend_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
+            return append_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
 
         def read_again(options: PageOptions) -> TableToLabel:
             return add_uploads(read_table_to_label(options, None, label, allow_labelled=True))
 
-        session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
-        names = dict.fromkeys(row[-1] for row in answers.rows)
+        session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, label_file)
+        names = dict.fromkeys(row[-1] for row in label_file.rows)
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None and header[picture] not in parse_column_types(options.column_type):
             # `fit` sees only the paths in the answers
             options = replace(options, column_type=[f"{header[picture]}=picture", *options.column_type])
         queue, jobs = LabelQueue(session, flagged, people, header, picture, model), JobRunner(options, label)
         api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
-        status = f"{plural(len(session.cells), 'row')}, {plural(len(answers.rows), 'answer')} in {output}; label at"
+        status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
-    print(f"{plural(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")
+    print(
+        f"{plural(len(label_file.rows), 'answer')} in {output}: the same command goes on, and fit and update take them"
+    )

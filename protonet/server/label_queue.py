@@ -27,7 +27,7 @@ from protonet.fit.diagnostics import MAX_REPLACEMENT_ROWS, compute_column_contri
 from protonet.fit.uninformative import parse_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import LabelFile, LabelSession, embed, validate_class_name
+from protonet.server.labels import LabelFile, LabelSession, embed_or_standardize, validate_class_name
 from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import write_bug_report
 
@@ -63,37 +63,37 @@ class LabelQueue:
     column_names: Sequence[str]  #: The names of the table's columns.
     picture_column: int | None = None  #: Index of the column of picture paths; None if the table has no pictures.
     initial_model: TablePipeline | None = None  #: The model to start with, whose classes cannot be renamed, if any.
-    version: int = 0  #: Number of changes of labels or features since the start.
+    n_changes: int = 0  #: Number of changes of labels or features since the start.
     missing_pictures: dict[int, str] = field(default_factory=dict)  #: Paths of lost pictures, by row index.
     _leases: dict[str, RowLease] = field(default_factory=dict)
-    _queue: list[Suggestion] = field(default_factory=list)
+    _suggestions: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _changed: threading.Event = field(default_factory=threading.Event)
+    _has_changed: threading.Event = field(default_factory=threading.Event)
     _is_closed: bool = False
     _embedding: Tensor = field(init=False)  #: Embeddings (rows, dim) by the session's network.
-    _rows: TableToLabel | None = None  #: New features of all rows to which the network is not fitted yet, if any.
+    _new_rows: TableToLabel | None = None  #: New features of all rows to which the network is not fitted yet, if any.
 
     def __post_init__(self) -> None:
         self._people = {tuple(cells): person for person, *cells, _ in self.person_file.rows}
         flagged = {tuple(cells) for *cells, _ in self.flag_file.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.update_network(refit=True)
-        self._embedding = embed(self.session.rows.x, self.session.network)
-        self._queue = self.session.suggest(N_SUGGESTED_ROWS)
+        self._embedding = embed_or_standardize(self.session.rows.x, self.session.network)
+        self._suggestions = self.session.suggest(N_SUGGESTED_ROWS)
 
     @contextmanager
     def fit_in_background(self) -> Iterator[None]:
         """Start a thread that fits the network after each change of the labels; leaving the context ends the thread."""
-        thread = threading.Thread(target=self._fit_loop, name="fitting")
+        thread = threading.Thread(target=self._run_fit_loop, name="fitting")
         thread.start()
         try:
             yield
         finally:
             self._is_closed = True
-            self._changed.set()
+            self._has_changed.set()
             thread.join()
 
-    def next_item(self, client: str) -> dict[str, object]:
+    def suggest_row(self, client: str) -> dict[str, object]:
         """Return the row that a client should label next; it stays the same until the client labels or skips it.
 
         The dict has the keys of `progress` and `describe_row`, and the ``reason`` for the suggestion. If no row
@@ -108,8 +108,8 @@ class LabelQueue:
             }
             leased = {other.row for other in self._leases.values()}
             with self._lock:
-                self._queue = [suggestion for suggestion in self._queue if self._needs_label(suggestion.row)]
-                waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
+                self._suggestions = [item for item in self._suggestions if self._needs_label(item.row)]
+                waiting = [suggestion for suggestion in self._suggestions if suggestion.row not in leased]
             if not waiting:  # if the thread has not suggested enough rows, take any
                 left = self.session.list_unlabelled_rows().tolist()
                 others = (row for row in left if row not in leased and self._needs_label(row))
@@ -141,24 +141,24 @@ class LabelQueue:
             self.session.cells.extend(cells)
             self.session.rows, network, embedding = rows, self.session.network, self._embedding
             if network is None:  # the new rows change how features are standardized
-                self._embedding = embed(rows.x, None)
+                self._embedding = embed_or_standardize(rows.x, None)
             else:
-                self._embedding = torch.cat([embedding, embed(rows.x[len(embedding) :], network)])
+                self._embedding = torch.cat([embedding, embed_or_standardize(rows.x[len(embedding) :], network)])
         self._wake_fit_thread(None)
 
-    def skip(self, client: str, row: int) -> None:
+    def skip_row(self, client: str, row: int) -> None:
         """Skip an unlabelled row until the next start; the client is then offered another row."""
         with self._lock:
             self.session.skipped.add(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
-    def flag(self, client: str, row: int) -> None:
+    def flag_row(self, client: str, row: int) -> None:
         """Save a flag that an unlabelled row is unusual, and skip the row."""
         if not self._is_flagged(self._require_unlabelled(row)):
             self.flag_file.add(self.session.cells[row], "flagged")
-        self.skip(client, row)
+        self.skip_row(client, row)
 
-    def undo(self, client: str, row: int, shown_label: str | UnsetType | None = UNSET) -> None:
+    def undo_label(self, client: str, row: int, shown_label: str | UnsetType | None = UNSET) -> None:
         """Undo the label, flag or skip of a row, and suggest the row to the client again.
 
         Raises an HTTPException if the row's label differs from ``shown_label``, the label on the client's page, which
@@ -176,7 +176,7 @@ class LabelQueue:
         self._leases[client] = RowLease(row, "its label was undone", time.monotonic())
         self._wake_fit_thread(None)
 
-    def relabel(self, row: int, name: str, person: str = "", shown_label: str | UnsetType | None = UNSET) -> None:
+    def change_label(self, row: int, name: str, person: str = "", shown_label: str | UnsetType | None = UNSET) -> None:
         """Change the label of a row to ``name``; raise an HTTPException if its label is not ``shown_label``."""
         name = validate_class_name(name, self.session.names)
         if self._require_row(row) not in self.session.labelled:
@@ -188,12 +188,12 @@ class LabelQueue:
         self._wake_fit_thread(None)
         self._record_person(row, name, person)
 
-    def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
+    def label_rows(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
         """Set the label of rows to ``name``; if it is None, flag them. Rows with a label or flag are not changed."""
         labelled = set(self.session.labelled)
         for row in [row for row in rows if self._require_row(row) not in labelled and not self._is_flagged(row)]:
             if name is None:
-                self.flag(client, row)
+                self.flag_row(client, row)
             else:
                 self.label_row(client, row, name, person)
 
@@ -216,7 +216,7 @@ class LabelQueue:
                 self._reset_network()
         self._wake_fit_thread(None)
 
-    def release(self, client: str) -> None:
+    def release_row(self, client: str) -> None:
         """End the reservation of a client's row, so that it can be suggested to other clients."""
         self._leases.pop(client, None)
 
@@ -280,14 +280,14 @@ class LabelQueue:
         probabilities = dict(zip(names, values, strict=False))
         likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
         likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
-        near = self.list_similar_rows(embedding[row], leave_out=row)
+        near = self.list_similar_rows(embedding[row], excluded_row=row)
         return self.row_to_dict(row) | {"likely": likely[:MAX_LIKELY_CLASSES], "near": near}
 
-    def list_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
-        """Return the labelled rows, except row ``leave_out``, whose embeddings are nearest to an embedding (dim,)."""
+    def list_similar_rows(self, embedding: Tensor, *, excluded_row: int = -1) -> list[dict[str, object]]:
+        """Return the labelled rows, except ``excluded_row``, whose embeddings are nearest to an embedding (dim,)."""
         with self._lock:
             labels, others = self.session.labels, self._embedding
-        labels.pop(leave_out, None)
+        labels.pop(excluded_row, None)
         if not labels or others.shape[1] != len(embedding):
             return []
         done = list(labels)
@@ -352,10 +352,10 @@ class LabelQueue:
 
     def build_model(self) -> TablePipeline:
         """Build a model with the network that was fitted last; raise an HTTPException if no network is fitted yet."""
-        return self._to_model(*self._require_network("model"))
+        return self._build_pipeline(*self._require_network("model"))
 
-    def _to_model(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
-        """Build a model from a network; its metadata count the labelled rows of each class without any cell."""
+    def _build_pipeline(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
+        """Build a model from a network; its metadata have the number of labelled rows of each class without cells."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.initial_model is None else dict(self.initial_model.metadata)
         counts = parse_class_counts(metadata.get("uninformative"), len(names))
@@ -373,10 +373,10 @@ class LabelQueue:
     def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:
         """Compute logits (n, num_classes) of rows ``indices`` (n,); rows without any cell get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
-        uninformative_mask = rows.uninformative_mask[indices]
-        by_frequency = self._to_model(network, rows).uninformative_logits if bool(uninformative_mask.any()) else None
+        mask = rows.uninformative_mask[indices]
+        by_frequency = self._build_pipeline(network, rows).uninformative_logits if bool(mask.any()) else None
         if by_frequency is not None:
-            logits[uninformative_mask] = by_frequency.to(logits)
+            logits[mask] = by_frequency.to(logits)
         return logits
 
     @property
@@ -387,11 +387,11 @@ class LabelQueue:
     @property
     def latest_rows(self) -> TableToLabel:
         """The latest features of all rows; the current network may have been fitted to earlier features."""
-        return self._rows or self.session.rows
+        return self._new_rows or self.session.rows
 
     def replace_rows(self, rows: TableToLabel) -> None:
         """Replace the features of all rows; the background thread then fits the network to the new features."""
-        self._rows = rows
+        self._new_rows = rows
         self._wake_fit_thread(None)
 
     def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, TableToLabel]:
@@ -462,30 +462,30 @@ class LabelQueue:
         """Wake the thread that fits the network to changed labels; release the row that ``client`` reserved, if any."""
         if client is not None:
             self._leases.pop(client, None)
-        self.version += 1
-        self._changed.set()
+        self.n_changes += 1
+        self._has_changed.set()
 
-    def _fit_loop(self) -> None:
+    def _run_fit_loop(self) -> None:
         """Fit the network whenever labels or features have changed, until the context of `fit_in_background` ends."""
         fitted = len(self.session.labelled)
         while True:
-            self._changed.wait()
+            self._has_changed.wait()
             if self._is_closed:
                 return
-            self._changed.clear()
+            self._has_changed.clear()
             try:
-                if (rows := self._rows) is not None:
-                    fitted, embedding = 0, embed(rows.x, None)
+                if (rows := self._new_rows) is not None:
+                    fitted, embedding = 0, embed_or_standardize(rows.x, None)
                     with self._lock:
                         self.session.replace_rows(rows)
-                        self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
+                        self._embedding, self._new_rows = embedding, None if self._new_rows is rows else self._new_rows
                 with self._lock:
                     answers, left = self.session.list_label_indices(), self.session.list_unlabelled_rows()
                     names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= LABELS_PER_REFIT
                 network = self.session.fit_network(answers, len(names), refit=anew)
                 fitted = len(answers) if anew else fitted
-                embedding = embed(self.session.rows.x, network)
+                embedding = embed_or_standardize(self.session.rows.x, network)
                 with self._lock:
                     if self.session.names[: len(names)] != names:  # classes were renamed in the meantime
                         self._reset_network()
@@ -495,6 +495,6 @@ class LabelQueue:
                     self.session.network, self._embedding = network, embedding
                 chosen = self.session.suggest(N_SUGGESTED_ROWS, left)
                 with self._lock:
-                    self._queue = chosen
+                    self._suggestions = chosen
             except Exception as error:  # the old network stays in use; no label is lost
                 print(write_bug_report("protonet page", error), file=sys.stderr)

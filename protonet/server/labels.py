@@ -228,9 +228,9 @@ class LabelSession:
         cells: list[list[str]],
         classes: list[str],
         model: TablePipeline | None,
-        answers: LabelFile,
+        label_file: LabelFile,
     ) -> None:
-        self.rows, self.cells, self.classes, self.label_file = rows, cells, classes, answers
+        self.rows, self.cells, self.classes, self.label_file = rows, cells, classes, label_file
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
@@ -239,7 +239,7 @@ class LabelSession:
         for row in sorted(range(len(cells)), key=lambda row: (bool(rows.has_label[row]), row), reverse=True):
             rows_of.setdefault(tuple(cells[row]), []).append(row)
         self.labelled: list[int] = []  #: Indices of the labelled rows, in the order of the label file.
-        for *values, name in answers.rows:
+        for *values, name in label_file.rows:
             if not rows_of.get(tuple(values)):
                 got = f"a label {name!r} of a row that is not in it"
                 raise_input_error("table", "be the table of the labels", got, "Pass another --output.")
@@ -278,8 +278,8 @@ class LabelSession:
             self._fitted, self._learned = None, labels
             if len(y.unique()) > 1:
                 encoding = self.rows.encoding
-                blocks = None if encoding is None else encoding.feature_block_indices
-                self._fitted = fit_labels(x, y, num_classes, blocks)
+                column_indices = None if encoding is None else encoding.feature_block_indices
+                self._fitted = fit_network_to_labels(x, y, num_classes, column_indices)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:
             network.add_samples(x[first:], y[first:], num_classes=num_classes)
@@ -321,19 +321,19 @@ class LabelSession:
 
 
 @torch.no_grad()
-def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
+def embed_or_standardize(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
     """Compute the embeddings (n, dim) of rows (n, features) by a network; if it is None, standardize the features."""
     space = Standardiser(x) if network is None else network
     return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 
-def fit_labels(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
+def fit_network_to_labels(x: Tensor, y: Tensor, num_classes: int, column_indices: Tensor | None) -> PrototypeNetwork:
     """Fit a network to rows (n, dim) and class indices (n,) of at least two classes, with effort "fast".
 
-    ``blocks`` (dim,) has the index of the column that each feature encodes; None if features are their own columns.
+    ``column_indices`` (dim,) has the index of the column that each feature encodes; None if features are columns.
     """
     metadata = {"num_classes": num_classes}
-    return fit_solution([(x, y)], None, metadata, MAX_REFIT_SECONDS, "fast", column_indices=blocks).network
+    return fit_solution([(x, y)], None, metadata, MAX_REFIT_SECONDS, "fast", column_indices=column_indices).network
 
 
 #: Maximal number of uploaded rows, and of characters of an uploaded text.
@@ -424,7 +424,7 @@ class UploadedRows:
             raise HTTPException(409, f"At most {MAX_ADDED_ROWS:,} rows can be added.")
 
 
-def extend_rows(rows: TableToLabel, header: Sequence[str], cells: Sequence[Sequence[str]]) -> TableToLabel:
+def append_rows(rows: TableToLabel, header: Sequence[str], cells: Sequence[Sequence[str]]) -> TableToLabel:
     """Return a copy of an encoded table with new rows at its end; ``header`` names the columns of ``cells``."""
     n, start = len(cells), len(rows.x)
     if not n:

@@ -153,7 +153,7 @@ def list_content_types(model: TablePipeline) -> list[str]:
     return list(BODY_SUFFIXES)[:4]
 
 
-def max_column_magnitudes(model: TablePipeline) -> list[float]:
+def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     """Compute the maximal absolute value that requests may have in each column: a multiple of its training scale."""
     limit = float(model.network.encoder.scale) * MAX_RELATIVE_FEATURE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
@@ -228,7 +228,7 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, index) for index, row in enumerate(rows)]
-    cells = None if any(pictures) else to_matrix(rows, width)
+    cells = None if any(pictures) else rows_to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # NumPy reads booleans as numbers
         if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
@@ -238,7 +238,7 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {index}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
-    columns = [to_column(column) for column in zip(*rows, strict=True)]
+    columns = [cells_to_column(column) for column in zip(*rows, strict=True)]
     if not any(pictures):  # a temporary folder would take most of the time of a request
         return encode_columns(model, columns)
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
@@ -274,7 +274,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
     if not columns[0]:
         raise_input_error("inputs", "hold rows", "none", "Send one at least.")
     check_row_count(len(columns[0]))
-    return encode_columns(model, list(map(to_column, columns)))
+    return encode_columns(model, list(map(cells_to_column, columns)))
 
 
 def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
@@ -299,7 +299,7 @@ def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
     """Encode columns of cells, arrays (n,), as features, with the same checks as for the rows of a file."""
     columns = [replace_missing_cells(cells, model.missing_texts) for cells in columns]
-    for index, (cells, limit) in enumerate(zip(columns, max_column_magnitudes(model), strict=True)):
+    for index, (cells, limit) in enumerate(zip(columns, compute_max_column_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
@@ -345,7 +345,7 @@ def order_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int) ->
     return [row[name] for name in columns]
 
 
-def to_matrix(rows: Sequence[JsonRow], width: int) -> np.ndarray | None:
+def rows_to_matrix(rows: Sequence[JsonRow], width: int) -> np.ndarray | None:
     """Convert rows of numbers to an array (n, width), int64 or float64; return None if a cell is not a number."""
     try:
         cells = np.array(rows)
@@ -354,7 +354,7 @@ def to_matrix(rows: Sequence[JsonRow], width: int) -> np.ndarray | None:
     return cells if cells.dtype.kind in "if" and cells.shape[1:] == (width,) else None
 
 
-def to_column(cells: Sequence[JsonCell]) -> np.ndarray:
+def cells_to_column(cells: Sequence[JsonCell]) -> np.ndarray:
     """Convert the cells of a column to an array (n,) of numbers, NaN if missing, or of texts if one is not a number."""
     kinds = {type(cell) for cell in cells} - {type(None)}
     if kinds <= {int, float}:

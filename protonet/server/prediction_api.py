@@ -62,7 +62,7 @@ RELOAD_CHECK_SECONDS = 0.25
 
 
 @dataclass
-class HotModel:
+class ReloadableModel:
     """A served model, which is loaded again when its file is replaced (hot reload)."""
 
     path: Path  #: The file of the model.
@@ -103,18 +103,18 @@ class HotModel:
             print(f"protonet serve: {message} The previous model stays in use.", file=sys.stderr)
 
 
-def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
+def load_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, ReloadableModel]:
     """Load models, and return them by name; the name of a model is the name of its file without suffix."""
-    models: dict[str, HotModel] = {}
+    models: dict[str, ReloadableModel] = {}
     for path in paths:
         if path.stem in models:
             raise_input_error("model", "have a name of its own", f"{path.name} twice", "Rename a file.")
-        models[path.stem] = HotModel(path, representation)
+        models[path.stem] = ReloadableModel(path, representation)
     return models
 
 
 @contextmanager
-def reload_in_background(models: Sequence[HotModel]) -> Iterator[None]:
+def reload_in_background(models: Sequence[ReloadableModel]) -> Iterator[None]:
     """Check in a thread whether model files were replaced, and reload them, until the context is left."""
     stopped = Event()
 
@@ -157,10 +157,10 @@ class RequestBatcher:
     """Classifies the rows of concurrent requests, one batch at a time."""
 
     n_batches: int = 0  #: Number of batches so far.
-    _queue: deque[PendingRequest] = field(default_factory=deque)
+    _pending_requests: deque[PendingRequest] = field(default_factory=deque)
     #: Seconds per row in the last batch of each network.
     _seconds_per_row: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
     async def classify(self, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None) -> Classification:
@@ -169,14 +169,16 @@ class RequestBatcher:
         Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected.
         """
         result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
-        self._queue.append(PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
+        self._pending_requests.append(
+            PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold))
+        )
         if self._task is None:
             self._task = asyncio.create_task(self._classify_pending())
         return await result
 
     async def _classify_pending(self) -> None:
         """Classify batches until no request is pending."""
-        loop, queue = asyncio.get_running_loop(), self._queue
+        loop, queue = asyncio.get_running_loop(), self._pending_requests
         while queue:
             pending = 0
             while pending < len(queue) < MAX_BATCH_ROWS:  # while requests arrive: one batch is faster than two
@@ -195,7 +197,7 @@ class RequestBatcher:
             if rows * self._seconds_per_row.get(network, 1.0) < MAX_EVENT_LOOP_SECONDS:
                 results = classify_batch(batch)
             else:
-                results = await loop.run_in_executor(self._thread, classify_batch, batch)
+                results = await loop.run_in_executor(self._executor, classify_batch, batch)
             self._seconds_per_row[network] = (time.perf_counter() - started) / rows
             self.n_batches += 1
             for item, result in zip(batch, results, strict=True):
@@ -236,7 +238,7 @@ GetHandler = Callable[..., msgspec.Struct | str]
 class PredictionApi:
     """The routes of the command ``serve``: predictions, descriptions of models, health, metrics and documentation."""
 
-    def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
+    def __init__(self, models: dict[str, ReloadableModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
         self.batcher, self.parsers = RequestBatcher(), ThreadPoolExecutor(2)
         self.registry = registry = CollectorRegistry()
@@ -244,7 +246,7 @@ class PredictionApi:
         self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
         self.seconds = Histogram("protonet_request_seconds", "Seconds of a request for predictions", registry=registry)
         active = Gauge("protonet_requests_in_progress", "Requests that are being answered", registry=registry)
-        active.set_function(lambda: policy.active_requests)
+        active.set_function(lambda: policy.n_active_requests)
         registry.register(self)
 
     def create_app(self) -> ASGIApp:
@@ -292,7 +294,7 @@ class PredictionApi:
             failures.add_metric([name], hot.n_failed_reloads)
         return [batches, reloads, failures]
 
-    def get_model_by_name(self, name: str) -> HotModel:
+    def get_model_by_name(self, name: str) -> ReloadableModel:
         """Return the model with a name; raise an HTTPException if no model has the name."""
         if name not in self.models:
             line = f"`model` must be one of {', '.join(self.models)}; got {to_printable(name)[:40]!r}."
@@ -312,7 +314,7 @@ class PredictionApi:
         name = request.path_params["name"]
         model = self.get_model_by_name(name).model
         query = parse_query(request)
-        threshold = get_rejection_threshold(model, query.unknown)
+        threshold = get_rejection_threshold(model, query.false_rejection_rate)
         media, body = await parsing.read_upload(request)
         is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(
             model.column_modalities
@@ -323,10 +325,12 @@ class PredictionApi:
             loop = asyncio.get_running_loop()
             rows = await loop.run_in_executor(self.parsers, parsing.parse_body, model, media, body)
         named, logits = await self.classify(name, model, rows, threshold)
-        probabilities = format_probabilities(logits) if query.proba else []
+        probabilities = format_probabilities(logits) if query.return_probabilities else []
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            header = format_csv_header(model, PredictionOutputSpec(threshold, bool(query.proba), row_numbers=False), [])
+            header = format_csv_header(
+                model, PredictionOutputSpec(threshold, bool(query.return_probabilities), row_numbers=False), []
+            )
             return Response(header + format_csv(lines), media_type=CSV_TYPE)
         classes = list(map(str, model.classes))
         predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
@@ -481,13 +485,13 @@ def open_access_log(path: str | None) -> TextIO | None:
 
 def run(options: ServeOptions) -> None:
     """Serve predictions of the models until SIGTERM or Ctrl-C."""
-    models = open_models(options.models, options.representation)
+    models = load_models(options.models, options.representation)
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; several threads slow small batches down
     policy = replace(
         make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
-        response_timeout=options.timeout,
+        response_timeout_seconds=options.timeout,
         allowed_origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_access_log(options.access_log),
     )

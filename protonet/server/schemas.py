@@ -14,18 +14,20 @@ from protonet._io import JsonDict
 from protonet.errors import DISTRIBUTION_NAME, installed_version
 from protonet.pipeline import TablePipeline
 from protonet.server.app import CSV_TYPE, JSON_TYPE, TOKEN_FREE_PATHS, Error
-from protonet.server.parsing import MULTIPART_TYPE, Tensor, max_column_magnitudes
+from protonet.server.parsing import MULTIPART_TYPE, Tensor, compute_max_column_magnitudes
 
 #: The version of the package.
 SERVER_VERSION = installed_version(DISTRIBUTION_NAME) or "0"
 
 
-class PredictQuery(Struct, forbid_unknown_fields=True):
+class PredictQuery(
+    Struct, forbid_unknown_fields=True, rename={"return_probabilities": "proba", "false_rejection_rate": "unknown"}
+):
     """Query parameters of a request for predictions."""
 
-    proba: Literal[0, 1] = 0  #: 1 to return the probabilities of all classes.
+    return_probabilities: Literal[0, 1] = 0  #: 1 to return the probabilities of all classes.
     #: Fraction of rows of known classes that may be rejected as unknown; UNSET to reject no row.
-    unknown: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
+    false_rejection_rate: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
     token: str = ""  #: The access token, if it is not in a header.
 
 
@@ -45,23 +47,23 @@ class PredictResponse(Struct):
     notes: list[str] | UnsetType = UNSET
 
 
-class Column(Struct):
+class Column(Struct, rename={"column_type": "kind"}):
     """The name of a column of a model, and the type of its cells."""
 
     name: str
-    kind: str
+    column_type: str
 
 
-class ModelInfo(Struct):
+class ModelInfo(Struct, rename={"n_features": "features", "held_out_metrics": "held_out", "n_reloads": "reloads"}):
     """A description of a model: its classes, columns, accepted media types and cross-validation metrics."""
 
     name: str
     classes: list[str]
     columns: list[Column]
-    features: int  #: Number of features after the columns are encoded.
+    n_features: int  #: Number of features after the columns are encoded.
     content_types: list[str]  #: Accepted media types of a body.
-    held_out: JsonDict | None  #: Metrics of the cross-validation, if the model was cross-validated.
-    reloads: int  #: How often the model's file was replaced and loaded again.
+    held_out_metrics: JsonDict | None  #: Metrics of the cross-validation, if the model was cross-validated.
+    n_reloads: int  #: How often the model's file was replaced and loaded again.
 
 
 class ModelList(Struct):
@@ -274,7 +276,7 @@ def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
     number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
     date = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
     picture = {"type": "string", "contentEncoding": "base64", "format": "picture"}
-    for column, limit in zip(model.fitted_columns, max_column_magnitudes(model), strict=True):
+    for column, limit in zip(model.fitted_columns, compute_max_column_magnitudes(model), strict=True):
         schemas: JsonDict = {"number": number | {"minimum": -limit, "maximum": limit}, "date": date, "picture": picture}
         cells.append(schemas.get(column.modality or column.kind, {"type": CELL_JSON_TYPES}))
     return cells

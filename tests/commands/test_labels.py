@@ -21,7 +21,7 @@ from protonet.commands.data import TableToLabel
 from protonet.commands.options import PageOptions
 from protonet.pipeline import TablePipeline
 from protonet.server.jobs import JobRunner
-from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_labels, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_network_to_labels, parse_classes
 from protonet.tables.table import Table
 from tests.commands.cases import read_lines
 from tests.commands.servers import PROCESSES
@@ -161,14 +161,14 @@ class TestSession:
                 session.add_label(row, CLASSES[int(Y[row])])
             session.update_network(refit=True)
             assert session.network is not None
-            torch.testing.assert_close(session.network(X), fit_labels(X[rows], Y[rows], 2, None)(X))
+            torch.testing.assert_close(session.network(X), fit_network_to_labels(X[rows], Y[rows], 2, None)(X))
             more = session.suggest(BATCH)
             assert not {row for row, _ in more} & set(rows)
             session.add_label(more[0].row, "ant")
             for row in (more[0].row, *rows[3:]):
                 session.change_label(row, None)  # beyond what it was fitted to
             session.update_network()
-            torch.testing.assert_close(session.network(X), fit_labels(X[rows[:3]], Y[rows[:3]], 2, None)(X))
+            torch.testing.assert_close(session.network(X), fit_network_to_labels(X[rows[:3]], Y[rows[:3]], 2, None)(X))
         with open_session(tmp_path / "answers.csv") as again:
             assert again.labelled == rows[:3]
 

@@ -281,7 +281,7 @@ async def ask_app(app: ASGIApp, *parts: bytes, path: str = "/") -> tuple[int, di
 
 
 def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    policy = AccessPolicy([TOKEN], {"localhost"}, max_body_bytes=10, max_requests=1, response_timeout=0.05)
+    policy = AccessPolicy([TOKEN], {"localhost"}, max_body_bytes=10, max_requests=1, response_timeout_seconds=0.05)
     counted = list[int]()
 
     async def echo(request: Request) -> Response:
@@ -319,7 +319,7 @@ def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFix
         assert sorted(status for status, *_ in result) == [200, 429]
         policy.is_closing = True
         assert (await ask_app(app, b"short"))[1][b"connection"] == b"close"
-        assert policy.active_requests == 0
+        assert policy.n_active_requests == 0
 
     asyncio.run(ask())
     assert counted[:6] == [200, 503, 413, 507, 500, 404]

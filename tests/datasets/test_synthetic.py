@@ -18,14 +18,14 @@ from torch import Tensor
 from analysis.contest.trial import sample_official_data
 from protonet.datasets import FAMILIES, Dataset, Split, load_benchmark, load_glyphs, sample_family, synthetic
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.datasets.glyphs import SPLIT_SIDE_FRACTIONS, get_alphabet, list_font_faces, split_by_alphabet
+from protonet.datasets.glyphs import CLASS_FRACTION_OF_SIDE, get_alphabet, list_font_faces, split_by_alphabet
 from protonet.datasets.pictures import (
     ImageSet,
     LabelledPictures,
     join_sides,
     list_pictures_by_class,
     load_pictures,
-    make_layout,
+    make_picture_layout,
     open_picture,
 )
 from tests.datasets.trees import draw_classes, make_folders, paint
@@ -269,7 +269,7 @@ def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
     small = [name for name in sides_of if counts[name] < 20]
     assert all(len(part) == 1 for part in sides_of.values())
     assert len(set.union(*(sides_of[name] for name in small))) == 1
-    for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True):
+    for side, fraction in zip(SPLIT_SIDES, CLASS_FRACTION_OF_SIDE, strict=True):
         assert abs(sides.count(side) / len(sides) - fraction) < 0.1
         assert any(side in sides_of[name] for name in letters)
 
@@ -292,8 +292,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def find(root: Path, size: int = 6) -> ImageSet:
-    files, read = make_layout(list_pictures_by_class(root))
-    return ImageSet(name="load_some", root=root, files=files, read=read, image_side=size)
+    files, read = make_picture_layout(list_pictures_by_class(root))
+    return ImageSet(cache_name="load_some", root=root, files=files, read_pictures=read, image_side=size)
 
 
 def test_pixels_equal_pillows(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ views = solution.view_influences
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
 assert sum(toys.values()) > 0.3, views
 network = solution.network
-assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
+assert "ToyView" in {type(view).__name__ for view in network.encoder.iterate_views()}
 without = replace(search, families=tuple(family for family in search.families if "Toy" not in type(family).__name__))
 assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], effort=without).view_influences)
 

@@ -246,7 +246,7 @@ def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extracto
             data.release_memory()
             return list(pixels)
     else:
-        pictures, labels, sides = image_set.read()
+        pictures, labels, sides = image_set.read_pictures()
         paths = [picture.path if isinstance(picture, RotatedPicture) else picture for picture in pictures]
         files = [os.path.relpath(path, image_set.root) for path in paths if isinstance(path, Path)]
 
@@ -354,7 +354,7 @@ def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> 
     if image_set is None or image_set.is_packed:
         classes = list((load_source(data) if image_set is None else load_pictures(image_set)).class_names)
     else:
-        classes = sorted(set(image_set.read().labels))
+        classes = sorted(set(image_set.read_pictures().labels))
     words = get_class_words(classes, options.names)
     texts = [template.replace("{}", word) for word in words for template in templates]
 

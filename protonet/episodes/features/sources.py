@@ -20,11 +20,11 @@ from protonet.datasets.dataset import SPLIT_SIDES, Dataset, make_dataset, split_
 from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.pictures import (
     ImageSet,
-    detect_folders,
+    detect_class_folders,
     detect_split_folders,
     list_pictures_by_class,
     load_pictures,
-    make_layout,
+    make_picture_layout,
 )
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.episodes.networks.checkpoints import load_trained_encoder
@@ -226,8 +226,10 @@ def locate_pictures(text: str) -> ImageSet | None:
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
-    layout = detect_folders(path) or make_layout(list_pictures_by_class(path))
-    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], image_side=FOLDER_IMAGE_SIZE)
+    layout = detect_class_folders(path) or make_picture_layout(list_pictures_by_class(path))
+    return ImageSet(
+        cache_name="source", root=path, files=layout[0], read_pictures=layout[1], image_side=FOLDER_IMAGE_SIZE
+    )
 
 
 def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
@@ -251,8 +253,13 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     pictures = locate_pictures(text)
-    if pictures is not None and pictures.name == "source" and image_size is None and detect_split_folders(path) is None:
-        pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, grey=True, variant="grey")
+    if (
+        pictures is not None
+        and pictures.cache_name == "source"
+        and image_size is None
+        and detect_split_folders(path) is None
+    ):
+        pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, is_grey=True, cache_variant="grey")
     if pictures is None:
         names = [
             *by_name,
