@@ -230,6 +230,7 @@ class TablePipeline(Model):
             n_features=len(self.n_features_per_column),
             ignored_columns=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
             missing_texts=self.missing_texts,
+            class_names=tuple(map(str, self.classes)),
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:

@@ -64,6 +64,8 @@ SPREADSHEET_ERRORS = frozenset(
 DEFAULT_MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
 #: All texts that mean "missing", in lower case.
 MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, DEFAULT_MISSING_VALUES)}
+#: Members of ``MISSING_TEXTS`` that are class names in a column of labels, such as "none" beside "mild" and "severe".
+CLASS_NAME_TEXTS = frozenset({"none", "missing"})
 
 
 def parse_missing_texts(values: Iterable[str]) -> frozenset[str]:

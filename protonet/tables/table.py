@@ -15,7 +15,7 @@ import numpy as np
 from protonet._text import plural, shorten_list, to_printable
 from protonet.errors import raise_input_error
 from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing_cells
-from protonet.tables.delimited import MISSING_TEXTS, is_decimal_number
+from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS, is_decimal_number
 from protonet.tables.formats import (
     DEFAULT_ROW_FORMAT,
     PICTURE_COLUMN,
@@ -68,6 +68,7 @@ class ReadSpec:
     #: error message does not suggest to drop the rows.
     drop_unlabelled: bool | None = None
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
+    class_names: tuple[str, ...] = ()  #: Known names of classes; a label that is one of them is not missing.
     #: Whether a model is trained on the rows. Blank rows are then dropped, even if no labels are required.
     for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
@@ -344,7 +345,11 @@ def _suggest_label(source: TableSource, label: str) -> str:
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
         few_values = 2 <= n_values <= min(MAX_SUGGESTED_LABEL_VALUES, len(cells) / MIN_ROWS_PER_SUGGESTED_VALUE)
-        if name and few_values and not parse_labels(replace_missing_cells(cells))[1].any():
+        if (
+            name
+            and few_values
+            and not parse_labels(replace_missing_cells(cells, list_missing_label_texts(cells)))[1].any()
+        ):
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     columns = ", ".join(
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
@@ -373,7 +378,8 @@ def _read_blocks(
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
         features = [replace_missing_cells(cells, spec.missing_texts) for cells in columns[:n_features]]
         if len(columns) > n_features + n_extra:
-            labels, unlabelled = parse_labels(replace_missing_cells(columns[-1], spec.missing_texts))
+            missing_texts = list_missing_label_texts(columns[-1], spec.missing_texts, spec.class_names)
+            labels, unlabelled = parse_labels(replace_missing_cells(columns[-1], missing_texts))
             missing_counts["label"].update(format_cells(columns[-1][unlabelled & ~is_missing(columns[-1])]))
         for cells, blanked in zip(columns, features, strict=False):
             if cells is not blanked:
@@ -416,6 +422,22 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
         parts += [f"{counter.total()} {noun}{'s' * (counter.total() > 1)} ({texts})"] * bool(counter)
     return [f"{MISSING_NOTE}: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
+
+
+def list_missing_label_texts(
+    labels: np.ndarray, missing_texts: frozenset[str] = MISSING_TEXTS, class_names: Sequence[str] = ()
+) -> frozenset[str]:
+    """List the texts, in lower case, that mean a missing label in a column of labels (n,).
+
+    They are those of cells, ``missing_texts``. Unless the user named these, class names are no missing labels: "none"
+    and "missing" beside other words, "-" beside "+", and the known ``class_names``.
+    """
+    if missing_texts != MISSING_TEXTS or labels.dtype.kind != "O":
+        return missing_texts
+    names, present = {name.lower() for name in class_names}, set(labels.tolist())
+    if not all(is_decimal_number(label) or label.lower() in MISSING_TEXTS for label in present):
+        names |= CLASS_NAME_TEXTS
+    return MISSING_TEXTS - names - ({"-"} if "+" in present else set())
 
 
 def _are_empty_cells(cells: np.ndarray) -> np.ndarray:

@@ -156,11 +156,23 @@ def test_missing_values_are_one_list_for_labels_and_cells(tmp_path: Path, run: R
 
 
 def test_the_error_of_a_single_class_names_labels_read_as_missing(tmp_path: Path, run: Run) -> None:
-    table = write(tmp_path / "signs.csv", [["x", "kind"], *([str(index % 7), "+-"[index % 2]] for index in range(20))])
+    rows = [[str(index % 7), ("EU", "NA")[index % 2]] for index in range(20)]
+    table = write(tmp_path / "regions.csv", [["x", "kind"], *rows])
     message = run("fit", table, *FAST, code=2)
-    assert "got '+' alone in kind" in message
-    assert "10 labels ('-' 10); `--missing-values` changes the list" in message
+    assert "got EU alone in kind" in message
+    assert "10 labels ('NA' 10); `--missing-values` changes the list" in message
     assert "2 classes" in run("fit", table, *FAST, "--missing-values", "")
+
+
+@pytest.mark.parametrize("names", [("+", "-"), ("mild", "none"), ("found", "Missing")])
+def test_classes_may_be_called_none_missing_or_minus(names: tuple[str, str], tmp_path: Path, run: Run) -> None:
+    rows = [[f"{index % 2 + RNG.normal() / 9:.3f}", names[index % 2]] for index in range(20)]
+    table, model = write(tmp_path / "t.csv", [["x", "kind"], *rows]), tmp_path / "m.protonet"
+    assert "2 classes, 20 samples" in run("fit", table, *FAST, "-o", model)
+    one_class = write(tmp_path / "new.csv", [["x", "kind"], *rows[1::2], ["1", ""]])
+    assert "on 10 rows" in run("evaluate", model, one_class, "--drop-unlabelled")
+    output = run("fit", table, *FAST, "--missing-values", f"NA,{names[1]}", code=2)
+    assert "alone in kind" in output
 
 
 def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, run: Run) -> None:
