@@ -392,7 +392,7 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
         scores: (n,) float64: scores of held-out rows by cross-validation networks, from
             `protonet.fit.cross_validation.score_known_held_out`.
         offset: The mean score by the final network minus the mean score by the cross-validation networks, from
-            `protonet.fit.cross_validation.CrossValidation.offset`. It is added to all scores.
+            `protonet.fit.cross_validation.CrossValidation.known_score_offset`. It is added to all scores.
 
     Returns:
         (min(n, MAX_STORED_KNOWN_CLASS_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for

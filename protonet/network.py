@@ -77,7 +77,7 @@ class Encoder(nn.Module):
         self.views = nn.ModuleList(views)
         self.source_index = [None if view.source is None else sources.index(view.source) for view in views]
         self.input_dim = len(origin)
-        self.sizes = [size for view in views for size in view.sizes]
+        self.sizes = [size for view in views for size in view.part_sizes]
         for name, value in (("weights", weights), ("origin", origin), ("scale", torch.as_tensor(scale))):
             self.register_buffer(name, value.to(torch.float32).clone())
 
@@ -103,7 +103,7 @@ class Encoder(nn.Module):
         parts: list[Tensor] = []
         for view, index in zip(self.iterate_views(), self.source_index, strict=True):
             output = view(x if index is None else mapped[index])
-            parts += output.split(view.sizes, dim=1) if len(view.sizes) > 1 else [output]
+            parts += output.split(view.part_sizes, dim=1) if len(view.part_sizes) > 1 else [output]
         return self._normalize_and_concatenate(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
@@ -166,7 +166,8 @@ def split_weights(views: Sequence[View], weights: Sequence[float]) -> Tensor:
 
     The weight > 0 of a view is divided equally among the parts of its output, which are normalized separately.
     """
-    parts = [weight / len(view.sizes) for view, weight in zip(views, weights, strict=True) for _ in view.sizes]
+    pairs = zip(views, weights, strict=True)
+    parts = [weight / len(view.part_sizes) for view, weight in pairs for _ in view.part_sizes]
     part_weights = torch.tensor(parts, dtype=torch.float32)
     return part_weights / part_weights.sum()
 

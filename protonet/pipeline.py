@@ -399,13 +399,13 @@ class TablePipeline(Model):
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
-            metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.offset)).tolist()
+            metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.known_score_offset)).tolist()
         update_state = {
             **cross_validation_tensors(cv),
             TRAINING_HASHES_ENTRY: hashes,
             HELD_OUT_POSITIONS_ENTRY: positions,
         }
-        return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.folds)
+        return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.fold_models)
 
     def without_cross_validation(self) -> TablePipeline:
         """Copy the pipeline without the results of cross-validation, which would not hold after samples are added."""
@@ -418,14 +418,14 @@ class TablePipeline(Model):
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return CrossValidation(
             network=self.network,
-            folds=(self.network,),
+            fold_models=(self.network,),
             features=features,
             labels=labels,
             weights=weights,
-            fold=fold,
+            fold_index=fold,
             groups=groups,
-            offset=zero,
-            gain=zero.expand(2),
+            known_score_offset=zero,
+            accuracy_gain=zero.expand(2),
         )
 
     def update(
@@ -450,8 +450,8 @@ class TablePipeline(Model):
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
         nothing = self.evaluate_on_new_rows(features[:0], torch.empty(0, dtype=torch.int64))
-        cv = self.cross_validation or replace(nothing, folds=())
-        for network in (cv.network, *cv.folds):
+        cv = self.cross_validation or replace(nothing, fold_models=())
+        for network in (cv.network, *cv.fold_models):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
         indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})
         group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])

@@ -38,7 +38,7 @@ seeds = st.integers(0, 2**31 - 1)
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with a few candidates of every kind of view, for tests of properties that hold for all kinds.
 EVERY_KIND = (
-    replace(EFFORTS["default"], folds=2)
+    replace(EFFORTS["default"], n_folds=2)
     .with_family(KernelRidgeFamily(KERNEL_RIDGE_SPECS[1:2], (2.0,), (0.1,)))
     .with_family(FixedConvolutionFamily((0.1,)))
     .with_family(ForestFamily(10))
@@ -48,7 +48,7 @@ EVERY_KIND = (
 LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)
 #: A search with linear views only, for tests that do not depend on accuracy.
 PLAIN = (
-    replace(ModelSearch(), folds=3, n_partitions=1)
+    replace(ModelSearch(), n_folds=3, n_partitions=1)
     .without_family(KernelRidgeFamily)
     .without_family(ForestFamily)
     .without_family(TabularTransformerFamily)

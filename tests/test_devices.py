@@ -48,7 +48,7 @@ SPECS += [
     FixedConvolutionSpec(8, True, 0.1),
     FixedConvolutionSpec(4, False, 0.1),
     ForestSpec(7),
-    ForestSpec(7, shifted=True),
+    ForestSpec(7, use_shifts=True),
 ]
 SPECS += [TabularTransformerSpec(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
@@ -58,7 +58,7 @@ WEIGHTED_ROWS = replace(
     column_indices=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3]),
 )
 #: A search with linear views, a kernel and an MLP, each as short as possible.
-SHORT = replace(EFFORTS["fast"], folds=2, families=(LinearFamily(("raw", "whitened")),))
+SHORT = replace(EFFORTS["fast"], n_folds=2, families=(LinearFamily(("raw", "whitened")),))
 SHORT = replace(
     SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
 )

@@ -286,7 +286,8 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
         cv = cross_validate(solution)
-        threshold = rejection_threshold(calibrate_known_scores(score_known_held_out(cv), float(cv.offset)), 0.1)
+        scores = calibrate_known_scores(score_known_held_out(cv), float(cv.known_score_offset))
+        threshold = rejection_threshold(scores, 0.1)
         rates.append(float((score_known_class(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02
 

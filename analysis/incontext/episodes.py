@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, RANK_SCALE
+from protonet.views.tabular_transformer import MAX_ABS_Z_SCORE, N_NUMERIC_CHANNELS, RANK_SCALE
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES
 
 #: Numbers of activation functions and of waves in a smooth function; depth of a tree, modes of a class, regions.
@@ -24,7 +24,6 @@ N_ACTIVATIONS, N_SMOOTH_WAVES, MAX_TREE_DEPTH, MAX_CLASS_MODES, MAX_REGIONS = 9,
 SampledTables = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
 #: Samples tables: (generator, tables, rows, columns, classes of each table).
 TableGenerator = Callable[[torch.Generator, int, int, int, Tensor], SampledTables]
-N_NUMERIC_CHANNELS = 3  #: Channels of a cell for numbers; the others are for categories.
 MAX_CATEGORY_LEVELS = 12  #: Maximal number of levels of a category.
 N_REPEATED_ROWS = 4  #: New rows that repeat labelled rows, so that the transformer learns to copy their class.
 

@@ -396,12 +396,12 @@ def _score_test_rows(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, 
 
     def embed(x: Tensor) -> Tensor:
         parts: Tensor = view(x if view.source is None else view.source(x))
-        return F.normalize(parts.unflatten(1, (len(view.sizes), -1)), dim=2)  # (n, parts, width)
+        return F.normalize(parts.unflatten(1, (len(view.part_sizes), -1)), dim=2)  # (n, parts, width)
 
     with torch.no_grad():
         means, _ = class_means(embed(rows.features).flatten(1), rows.labels, rows.num_classes, rows.weights)
-        prototypes = F.normalize(means.unflatten(1, (len(view.sizes), -1)), dim=2)
-        return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
+        prototypes = F.normalize(means.unflatten(1, (len(view.part_sizes), -1)), dim=2)
+        return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.part_sizes)
 
 
 def write_measured_task(run: tuple[str, int]) -> float:

@@ -46,8 +46,8 @@ PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "left-out": {},
     "fast": {"effort": "fast"},
     "raw": {"metadata": {"param_limit": 0}},
-    "no-selection": {"effort": ModelSearch(folds=0)},
-    "no-shifts": {"effort": ModelSearch(shifts=False)},
+    "no-selection": {"effort": ModelSearch(n_folds=0)},
+    "no-shifts": {"effort": ModelSearch(use_shifts=False)},
     **{
         name: {"effort": ModelSearch().with_family(MLPFamily(training_config=config))}
         for name, config in (

@@ -318,7 +318,7 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
     text = format_baselines(comparisons)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"
-    text += f"{len(cv.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
+    text += f"{len(cv.fold_models)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
     return text + format_confusions(metrics.confusion, classes)
 
 

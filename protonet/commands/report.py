@@ -380,7 +380,7 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
     """
     limit = min(deadline, time.monotonic() + MAX_LEARNING_CURVE_SECONDS)
     curve, sample = measure_learning_curve(solution, cv, deadline=limit, progress=progress), cv.evaluation_sample
-    correct = curve.correct.double()
+    correct = curve.is_correct.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
     points = [
         {"per_class": size, "accuracy": accuracy, "interval": sample.accuracy_interval(rows)}

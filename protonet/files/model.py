@@ -73,7 +73,7 @@ def build_network(config: Any) -> PrototypeNetwork:
         raise_unless(views[-1].input_dim == dim, "a view of another number of features")
     raise_unless(bool(views), "no view")
     raise_unless({view.source for view in views} - {None} == set(sources), "a source for no view")
-    encoder = Encoder(views, torch.zeros(sum(len(view.sizes) for view in views)), origin=torch.zeros(dim))
+    encoder = Encoder(views, torch.zeros(sum(len(view.part_sizes) for view in views)), origin=torch.zeros(dim))
     return PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=classes).eval()
 
 

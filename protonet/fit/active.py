@@ -30,10 +30,10 @@ class SuggestionConstants:
     min_bandwidth: float = 0.1
     """Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of
     exp(-1)."""
-    neighbours: int = 10
+    n_neighbours: int = 10
     """Number of neighbours of the median row. A larger bandwidth than the minimum is used if it is necessary for this
     many neighbours to have a similarity of exp(-1) or more."""
-    max_rows: int = 4096
+    max_unlabelled_rows: int = 4096
     """Maximum number of unlabelled rows, since all pairs are compared. If there are more, this many are sampled without
     replacement, with probabilities in proportion to their uncertainty."""
     max_margin: float = 0.5
@@ -105,7 +105,7 @@ def suggest_rows(
         n: Number of rows to suggest.
         class_names: The name of each class, for the reasons.
         unlabelled_rows: (m,) indices of the unlabelled rows of x; None if all rows are unlabelled. If there are more
-            than ``SuggestionConstants.max_rows``, a sample of them is used.
+            than ``SuggestionConstants.max_unlabelled_rows``, a sample of them is used.
         labelled_features: (k, dim) features of labelled rows that the network was not fitted to; None if there are no
             such rows. Rows that are similar to them have a low priority.
         nearest_name: (n_rows,) class whose name is nearest to each row; None if class names are uninformative. A row
@@ -128,7 +128,7 @@ def suggest_rows(
     labelled = x[:0] if labelled_features is None else check_features("known", labelled_features, dim=x.shape[1])
     if not len(x):
         raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
-    max_rows = min(len(x), SUGGESTION.max_rows)
+    max_rows = min(len(x), SUGGESTION.max_unlabelled_rows)
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
         space: Standardiser | PrototypeNetwork = network or Standardiser(torch.cat([x, labelled]))
@@ -140,7 +140,7 @@ def suggest_rows(
             uncertainty = predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
             if predictions.nearest_name is not None:
                 uncertainty = torch.where(predictions.nearest_name == predictions.classes[:, 0], uncertainty, 1.0)
-        sample = sample_weighted_rows(uncertainty, SUGGESTION.max_rows, seed)
+        sample = sample_weighted_rows(uncertainty, SUGGESTION.max_unlabelled_rows, seed)
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
         parts = [] if network is None else [network.prototypes[network.has_samples].float()]
@@ -148,7 +148,7 @@ def suggest_rows(
         if network is None:  # each represents its fraction of the rows
             bandwidth = median_bandwidth(embedded, math.ceil(len(sample) / n))
         else:
-            bandwidth = max(SUGGESTION.min_bandwidth, median_bandwidth(embedded, SUGGESTION.neighbours))
+            bandwidth = max(SUGGESTION.min_bandwidth, median_bandwidth(embedded, SUGGESTION.n_neighbours))
         covered = torch.cat([embedded[:0], *parts])
         chosen = sample[maximize_coverage(embedded, weights, covered, n, bandwidth)]
         reasons = _explain_suggestions(space, x, chosen, predictions, class_names, bandwidth)

@@ -32,8 +32,9 @@ from protonet.views.view import TrainingRows
 MIN_STABLE_ROWS_PER_CLASS = 20
 #: Number of cross-validations that are averaged in `repeat_cross_validation`; see analysis/results/mislabelled.md.
 DEFAULT_REPEATS = 3
-#: Names of the fields of `CrossValidation` that are tensors. A model file stores these tensors.
-CROSS_VALIDATION_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
+#: Names of the tensors of a cross-validation in a model file, and the fields of `CrossValidation` that hold them.
+CROSS_VALIDATION_TENSORS = {"features": "features", "labels": "labels", "weights": "weights", "fold": "fold_index"}
+CROSS_VALIDATION_TENSORS |= {"groups": "groups", "offset": "known_score_offset", "gain": "accuracy_gain"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class CrossValidation:
     """
 
     network: PrototypeNetwork  #: The network that is fitted to all rows.
-    folds: tuple[PrototypeNetwork, ...]
+    fold_models: tuple[PrototypeNetwork, ...]
     """The fold models, one for each fold; empty if no class has two rows."""
     features: Tensor
     """(held_out, dim) features of the held-out rows, in input units. They are float32, or float64 if float32 would lose
@@ -52,15 +53,15 @@ class CrossValidation:
     labels: Tensor  #: (held_out,) int64: class index of each held-out row.
     weights: Tensor
     """(held_out,) float64: number of input rows that each held-out row stands for, since equal rows are merged."""
-    fold: Tensor  #: (held_out,) int64: index in ``folds`` of the model that was fitted without the row.
+    fold_index: Tensor  #: (held_out,) int64: index in ``fold_models`` of the model that was fitted without the row.
     groups: Tensor
     """(held_out,) int64: group id of each row, as in ``protonet.fit.solver.Solution.merged_groups``. Rows with the same
     id are near-duplicates or belong to one group of the input, and were held out together. Rows without a group have
     -1."""
-    offset: Tensor
+    known_score_offset: Tensor
     """0-d float64: how much higher the network of all rows scores new rows of known classes than the fold models do, on
     average; see `protonet.metrics.calibrate_known_scores`."""
-    gain: Tensor
+    accuracy_gain: Tensor
     """(2,) float64. First: estimated accuracy of the network of all rows minus the accuracy of the fold models. Second:
     standard error of this difference."""
 
@@ -68,12 +69,11 @@ class CrossValidation:
     def evaluation_sample(self) -> EvaluationSample:
         """The weights and groups of the held-out rows, for confidence intervals of the network of all rows."""
         sample = EvaluationSample.with_defaults(len(self.labels), self.weights, self.groups)
-        if len(self.folds) < 2:  # a single model is evaluated
+        if len(self.fold_models) < 2:  # a single model is evaluated
             return sample
         factor = refit_variance_factor(sample.n_effective_groups, len(self.labels.unique()))
-        return sample._replace(
-            variance_factor=factor, accuracy_gain=float(self.gain[0]), accuracy_gain_error=float(self.gain[1])
-        )
+        gain, error = self.accuracy_gain.tolist()
+        return sample._replace(variance_factor=factor, accuracy_gain=gain, accuracy_gain_error=error)
 
 
 def cross_validate(
@@ -101,14 +101,14 @@ def cross_validate(
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
     return CrossValidation(
         network=solution.network.cpu(),
-        folds=tuple(models),
+        fold_models=tuple(models),
         features=training_set.original_features(held_out_rows),
         labels=labels[held_out_rows],
         weights=rows.sample_counts[held_out_rows] / training_set.rows_per_sample,
-        fold=torch.arange(len(folds)).repeat_interleave(sizes),
+        fold_index=torch.arange(len(folds)).repeat_interleave(sizes),
         groups=groups,
-        offset=offset,
-        gain=gain,
+        known_score_offset=offset,
+        accuracy_gain=gain,
     )
 
 
@@ -118,7 +118,7 @@ def cross_validation_tensors(cv: CrossValidation) -> dict[str, Tensor]:
     The features are stored as "rows", scaled as in the buffers of the networks, since equal bytes compress well. If
     scaling would lose digits, they are stored as "features", in input units.
     """
-    tensors = {name: getattr(cv, name) for name in CROSS_VALIDATION_TENSORS}
+    tensors = {name: getattr(cv, field) for name, field in CROSS_VALIDATION_TENSORS.items()}
     encoder = get_encoder(cv.network)
     rows = ((cv.features - encoder.origin) / encoder.scale).float()
     if torch.equal(to_input_units(rows, encoder.origin, encoder.scale), cv.features):
@@ -128,11 +128,11 @@ def cross_validation_tensors(cv: CrossValidation) -> dict[str, Tensor]:
 
 
 def restore_cross_validation(
-    network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
+    network: PrototypeNetwork, fold_models: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
 ) -> CrossValidation:
     """Restore a cross-validation from the content of a model file: its networks and tensors.
 
-    ``network`` is the network of all rows, and ``folds`` are the fold models. The tensors, as
+    ``network`` is the network of all rows. The tensors, as
     `cross_validation_tensors` returns them, are not trusted: a ValueError is raised for one that is missing or invalid.
     """
     available, encoder = dict(tensors), get_encoder(network)
@@ -141,7 +141,7 @@ def restore_cross_validation(
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         raise_unless(sound, "held-out rows of another shape or type")
         available["features"] = to_input_units(rows, encoder.origin, encoder.scale)
-    raise_unless(set(CROSS_VALIDATION_TENSORS) <= available.keys(), "no held-out rows")
+    raise_unless(CROSS_VALIDATION_TENSORS.keys() <= available.keys(), "no held-out rows")
     x, labels, weights, fold, groups, offset, gain = (available[name] for name in CROSS_VALIDATION_TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == () and gain.shape == (2,)
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
@@ -150,11 +150,10 @@ def restore_cross_validation(
     raise_unless(shapes and types, "held-out rows of another shape or type")
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset, gain))
     raise_unless(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
-    for values, high in ((labels, len(network.counts)), (fold, len(folds))):
+    for values, high in ((labels, len(network.counts)), (fold, len(fold_models))):
         raise_unless(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
-    return CrossValidation(
-        network=network, folds=tuple(folds), **{name: available[name] for name in CROSS_VALIDATION_TENSORS}
-    )
+    fields = {field: available[name] for name, field in CROSS_VALIDATION_TENSORS.items()}
+    return CrossValidation(network=network, fold_models=tuple(fold_models), **fields)
 
 
 def make_folds(training_set: TrainingSet, repeat: int = 0) -> list[Fold]:
@@ -180,7 +179,7 @@ def fit_fold_model(solution: Solution, rows: Tensor, held_out: Tensor, deadline:
 def _estimate_offset_and_gain(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the fields ``offset`` and ``gain`` of `CrossValidation` from fits without a second fold.
+    """Estimate ``known_score_offset`` and ``accuracy_gain`` of `CrossValidation` from fits without a second fold.
 
     Scores and accuracy are approximately linear in the reciprocal of the number of rows, and are extrapolated to all
     rows.
@@ -219,8 +218,8 @@ def predict_held_out(cv: CrossValidation) -> Tensor:
     Each row is classified by the fold model that was fitted without this row.
     """
     logits = cv.network.sums.new_empty(len(cv.labels), len(cv.network.counts))
-    for fold, network in enumerate(cv.folds):
-        rows = cv.fold == fold
+    for fold, network in enumerate(cv.fold_models):
+        rows = cv.fold_index == fold
         logits[rows] = network(cv.features[rows])
     return logits
 
@@ -233,8 +232,8 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
     `protonet.metrics.score_known_class`, with the temperature and the class offsets of the network of all rows.
     """
     scores = torch.zeros(len(cv.labels), dtype=torch.float64)
-    for fold, network in enumerate(cv.folds):
-        rows = cv.fold == fold
+    for fold, network in enumerate(cv.fold_models):
+        rows = cv.fold_index == fold
         scores[rows] = _known_class_scores(network, network(cv.features[rows]), cv.network)
     return scores
 
@@ -369,8 +368,8 @@ def add_samples_to_folds(
     known = len(cv.network.counts)
     cv.network.add_samples(features, labels, num_classes=num_classes)
     n_held_out, copies = len(cv.labels), _group_duplicates(cv, features)
-    for fold, network in enumerate(cv.folds):
-        held_out = cv.fold == fold
+    for fold, network in enumerate(cv.fold_models):
+        held_out = cv.fold_index == fold
         unrelated = ~torch.isin(copies[n_held_out:], copies[:n_held_out][held_out])
         if groups is not None:
             unrelated &= (groups < 0) | ~torch.isin(groups, cv.groups[held_out])
@@ -428,8 +427,8 @@ def restore_row_counts(
     rows = torch.bincount(labels, minlength=len(class_weights))
     rows = rows if name_counts is None else rows + name_counts
     set_sample_counts(cv.network, rows)
-    for fold, network in enumerate(cv.folds):
-        held_out = cv.fold == fold
+    for fold, network in enumerate(cv.fold_models):
+        held_out = cv.fold_index == fold
         n_held_out = torch.bincount(cv.labels[held_out], counts[held_out], minlength=len(rows)).long()
         set_sample_counts(network, rows - n_held_out)
     return replace(cv, weights=counts)

@@ -74,7 +74,7 @@ def rank_columns_by_importance(
     max_predictions = MAX_SHUFFLED_PREDICTIONS if max_predictions is None else max_predictions
     rows = min(len(cv.labels), max(MIN_IMPORTANCE_ROWS, max_predictions // len(sizes)))
     drawn = torch.randperm(len(cv.labels), generator=generator)[:rows].sort().values
-    sampled = {name: getattr(cv, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    sampled = {name: getattr(cv, name)[drawn] for name in ("features", "labels", "weights", "fold_index", "groups")}
     cv, shuffles = replace(cv, **sampled), min(MAX_SHUFFLES, max(1, max_predictions // (len(sizes) * rows)))
     orders = torch.stack([torch.randperm(len(cv.labels), generator=generator) for _ in range(shuffles)])
     importances = measure_permutation_importance(cv, sizes, orders, progress)
@@ -123,7 +123,7 @@ def measure_permutation_importance(
     """
     before, times, sample = compute_row_losses_and_errors(cv), len(permutations), cv.evaluation_sample
     relative_weights = cv.weights / cv.weights.mean()
-    repeated = replace(cv, labels=cv.labels.repeat(times), fold=cv.fold.repeat(times))
+    repeated = replace(cv, labels=cv.labels.repeat(times), fold_index=cv.fold_index.repeat(times))
     importances = []
     for column, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
         progress(f"column {column + 1} of {len(sizes)}", column / len(sizes))
@@ -220,7 +220,7 @@ class LearningCurve(NamedTuple):
     """Whether each held-out row is classified correctly by models that are trained on fewer and on more rows."""
 
     rows_per_class: list[float]  #: The sizes of the training sets, ascending, as mean numbers of rows per class.
-    correct: Tensor  #: (sizes, held_out) bool: whether the model of each size classifies each held-out row correctly.
+    is_correct: Tensor  #: (sizes, held_out) bool: whether the model of each size classifies each row correctly.
 
     @classmethod
     def from_correctness(cls, correct: dict[float, Tensor]) -> LearningCurve:
@@ -300,7 +300,7 @@ def extrapolate_accuracy(
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979), and
         `protonet.metrics.EvaluationSample`.
     """
-    if len(curve.correct) < 3:
+    if len(curve.is_correct) < 3:
         return None
     generator = torch.Generator().manual_seed(0)
     groups = int(sample.groups.max()) + 1
@@ -309,7 +309,7 @@ def extrapolate_accuracy(
         [torch.ones(groups), *(torch.bincount(resample, minlength=groups) for resample in resamples)]
     ).double()
     times = times[:, sample.groups] * sample.weights  # (1 + resamples, held_out)
-    wrong = times @ (~curve.correct).double().T  # (1 + resamples, sizes)
+    wrong = times @ (~curve.is_correct).double().T  # (1 + resamples, sizes)
     totals = times.sum(dim=1, keepdim=True)
     errors = (wrong + 0.5) / (totals + 1)  # positive, for the logarithm
     position = torch.tensor(curve.rows_per_class, dtype=torch.float64).log()
@@ -317,5 +317,5 @@ def extrapolate_accuracy(
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (rows_per_class / curve.rows_per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    lower, upper = sample.accuracy_interval(curve.correct[-1].double(), float(expected[0]))
+    lower, upper = sample.accuracy_interval(curve.is_correct[-1].double(), float(expected[0]))
     return ExpectedAccuracy(float(expected[0]), (min(low, lower), max(high, upper)))

@@ -90,7 +90,7 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 
 
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
-    """List pairs of points (k, dim) that may be duplicates; return their indices (2, m) and distances (m,)."""
+    """List pairs of points (k, dim) that may be duplicates: indices (2, m) and distances (m,)."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(points.shape[1], DUPLICATES.n_projections, generator=generator, dtype=points.dtype)
     projected = points @ directions
@@ -434,7 +434,7 @@ def _estimate_fraction(
 
 
 def _estimate_by_one_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates, if all have equally many; also mask these neighbours."""
+    """Estimate the fraction of rows with near-duplicates, if all have equally many; also return a mask of these."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= rules.max_class_fraction * sizes
@@ -450,7 +450,7 @@ def _estimate_by_one_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbou
 
 
 def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
-    """Mask the features (dim,) of columns in which too many pairs of rows ``first``, ``second`` (pairs,) are equal."""
+    """Compute a mask (dim,) of the features of columns in which too many pairs of rows (pairs,) are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.column_indices is None else rows.column_indices.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
@@ -459,7 +459,7 @@ def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> 
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, count) float64 and indices of the rows nearest to rows ``queries`` in other groups."""
+    """Compute distances and indices, both (m, count), of the rows of other groups nearest to the rows ``queries``."""
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups

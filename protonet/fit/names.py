@@ -39,7 +39,7 @@ class ClassNameConstants:
     candidate_weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
     """Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one."""
     names_only_sharpening: float = 12.0
-    """If there are only names and no rows, logits are multiplied by 1 + sharper / (number of classes)."""
+    """With names and no rows, logits are multiplied by 1 plus this number divided by the number of classes."""
     min_word_letters: int = 3  #: Minimum number of letters of an informative word.
     max_shared_fraction: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
@@ -65,7 +65,7 @@ GENERIC_WORDS = {
 #: First Chinese, Japanese or Korean character in Unicode. This character and all later ones count as two letters each.
 FIRST_CJK_CHARACTER = "\u2e80"
 #: Search space of a fit to class names alone: without rows, other views cannot be validated.
-NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), folds=0)
+NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), n_folds=0)
 
 
 def split_name_into_words(name: str | int) -> str:
@@ -86,7 +86,7 @@ def split_name_into_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Rewrite class names as words; "" if most names share all of them, such as "intent 1" and "intent 2"."""
+    """Rewrite class names as words; "" for a name without a word of its own, such as "intent 1" beside "intent 2"."""
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_shared_fraction * len(texts), 2)}
@@ -152,7 +152,7 @@ def classify_by_names(
 def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Embed informative names: rows (m, dim), their classes (m,), and a mask (dim,) of features; None if impossible."""
+    """Embed informative names: rows (m, dim), classes (m,), a mask (dim,) of embedded features; None if impossible."""
     pairs = list(zip(distinctive_words(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {index: ": ".join(filter(None, pair)) for index, pair in enumerate(pairs) if any(pair)}
     if encoding is None or len(set(phrases.values())) < 2:

@@ -29,7 +29,7 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 class PseudoLabelConstants:
     """Parameters of the fit to unlabelled rows."""
 
-    folds: int = 3  #: Number of cross-validation folds that decide whether unlabelled rows are used.
+    n_folds: int = 3  #: Number of cross-validation folds that decide whether unlabelled rows are used.
     min_weight_fraction: float = 0.9
     """Minimum total weight of the views that are fitted to unlabelled rows, as a fraction of the weight of all views.
     Views with larger weights come first."""
@@ -146,7 +146,7 @@ def select_semi_supervised_views(
     views are trained by gradient descent. The total weight of the selected views is at least ``min_weight_fraction`` of
     the total weight of the views that may be selected.
     """
-    untrained = [view for view in views if not view[0].trained] or list(views)
+    untrained = [view for view in views if not view[0].is_trained] or list(views)
     ordered = sorted(untrained, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
     chosen: list[tuple[ViewSpec, float]] = []
@@ -195,7 +195,7 @@ def decide_use_of_unlabelled_rows(
     """
     rows, pool = training_set.rows, training_set.unlabelled
     assert pool is not None
-    folds = split_training_rows(rows, 1, PSEUDO_LABELS.folds)
+    folds = split_training_rows(rows, 1, PSEUDO_LABELS.n_folds)
 
     def predict_fold(network: PrototypeNetwork, fold: Fold) -> Tensor:
         logits: Tensor = network(rows.features[fold.held_out].to(training_set.device))

@@ -1,4 +1,4 @@
-"""A network that weights the feature maps (views), trained on thousands of small data sets.
+"""The weighting prior: a network that weights feature maps (views), trained on thousands of small data sets.
 
 The input of the network are statistics of the training rows and of the held-out predictions of each view. The output
 are the weights of the views and a correction of the temperature. The network corrects the weights that the held-out
@@ -294,7 +294,7 @@ class WeightingPrior(nn.Module):
         self.score = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
         self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTIC_INDICES), N_HIDDEN_UNITS)
         self.size = ZeroInitializedLinear(N_HIDDEN_UNITS, 1)
-        self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
+        self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on initial_log_influence
 
     def forward(
         self, views: Tensor, tags: Tensor, dataset: Tensor, initial_log_influence: Tensor, present: Tensor
@@ -350,7 +350,7 @@ class WeightingPrior(nn.Module):
 
 
 def drop_small_influences(influence: Tensor) -> Tensor:
-    """Set influences (views,) below ``WEIGHTING.min_influence`` to 0, but never the largest one."""
+    """Set influences (views,) below ``WEIGHTING.min_influence`` to 0, except the largest one."""
     return torch.where(influence >= min(WEIGHTING.min_influence, float(influence.max())), influence, 0.0)
 
 

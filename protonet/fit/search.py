@@ -64,8 +64,8 @@ class ModelSearch:
     families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
-    folds: int = FOLD_LIMITS.default_folds  #: Number of cross-validation folds; 0 for none.
-    shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
+    n_folds: int = FOLD_LIMITS.default_n_folds  #: Number of cross-validation folds; 0 for no cross-validation.
+    use_shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     n_partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
     many, one is used."""
@@ -94,9 +94,9 @@ def _list_families(effort: str) -> tuple[ViewFamily, ...]:
 
 #: The search space of each ``effort`` of `protonet.solve`.
 EFFORTS = {
-    "fast": ModelSearch(_list_families("fast"), folds=3, n_partitions=1),
+    "fast": ModelSearch(_list_families("fast"), n_folds=3, n_partitions=1),
     "default": ModelSearch(),
-    "best": ModelSearch(_list_families("best"), folds=10),
+    "best": ModelSearch(_list_families("best"), n_folds=10),
 }
 
 
@@ -189,7 +189,7 @@ class SearchResult(NamedTuple):
         folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.mlp_sizes)
         partitions = tuple(
-            [evaluator.score(candidate.spec, candidate.cosines[keep], candidate.flops) for candidate in partition]
+            [evaluator.make_candidate(each.spec, each.cosines[keep], each.flops) for each in partition]
             for partition in self.partitions
         )
         return self._replace(evaluator=evaluator, partitions=partitions)
@@ -208,14 +208,14 @@ def evaluate_candidates(
     held-out rows are evaluated on the CPU. After the deadline of the rows, no further view is evaluated. Returns None
     if the raw cosine is the only choice: with one class, without time, or without held-out rows and parameter budget.
     """
-    folds = split_training_rows(rows, 0, search.folds)
+    folds = split_training_rows(rows, 0, search.n_folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].progress_name, 0.0)
     # Features of several kinds are in no order.
-    if plan.ensemble_sizes and search.shifts and rows.column_indices is None:
+    if plan.ensemble_sizes and search.use_shifts and rows.column_indices is None:
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
@@ -239,8 +239,8 @@ def evaluate_candidates(
         if evaluator.best_linear_losses is None:
             evaluator.best_linear_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses
     losses = {candidate.spec.name: candidate.mean_loss for candidate in evaluator.candidates}
-    candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.trained]
-    trained = [candidate for candidate in evaluator.candidates if candidate.spec.trained]
+    candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.is_trained]
+    trained = [candidate for candidate in evaluator.candidates if candidate.spec.is_trained]
     if trained:
         candidates.append(trained[select_simplest_within_one_error([candidate.losses for candidate in trained])])
     partitions = (candidates, *_evaluate_repeats(rows, folds, evaluator, candidates, search))
@@ -277,7 +277,7 @@ def _evaluate_repeats(
     few = len(first) > 1 and n <= PARTITION_LIMITS.max_rows and n * rows.num_classes <= PARTITION_LIMITS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.n_partitions if few else 1):
-        folds = split_training_rows(rows, PARTITION_LIMITS.seed_stride * partition_index, search.folds)
+        folds = split_training_rows(rows, PARTITION_LIMITS.seed_stride * partition_index, search.n_folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -286,7 +286,7 @@ def _evaluate_repeats(
         evaluated = []
         for candidate in candidates:
             spec = candidate.spec
-            if spec.trained or spec.tags & PARTITION_LIMITS.first_partition_tags:
+            if spec.is_trained or spec.tags & PARTITION_LIMITS.first_partition_tags:
                 evaluated.append(candidate)
                 continue
             again = partition.evaluate_and_cache(spec) if spec.source is None else partition.evaluate(spec)
@@ -299,7 +299,7 @@ def _evaluate_repeats(
     return repeats
 
 
-def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLD_LIMITS.default_folds) -> list[Fold]:
+def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLD_LIMITS.default_n_folds) -> list[Fold]:
     """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,

@@ -248,7 +248,7 @@ def _resolve_effort(effort: object) -> ModelSearch:
         return EFFORTS[effort]
     if not isinstance(effort, ModelSearch):
         raise_input_error("effort", "be a name or a Search", type(effort).__name__, remedy, kind=InputTypeError)
-    check_int("effort.folds", effort.folds, low=0)
+    check_int("effort.n_folds", effort.n_folds, low=0)
     if not all(hasattr(kind, "candidates") for kind in effort.families):
         raise_input_error("effort", "have kinds of views", repr(effort.families), remedy, kind=InputTypeError)
     first = next(iter(effort.families), None)
@@ -256,9 +256,9 @@ def _resolve_effort(effort: object) -> ModelSearch:
     empty = [
         f"{type(kind).__name__}.{name}" for kind in effort.families for name, value in vars(kind).items() if value == ()
     ]
-    if effort.folds == 1 or not raw_first or empty:
+    if effort.n_folds == 1 or not raw_first or empty:
         kinds = ", ".join(type(kind).__name__ for kind in effort.families)
-        got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
+        got = f"n_folds={effort.n_folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
         raise_input_error("effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
     return effort
 

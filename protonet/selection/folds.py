@@ -14,7 +14,7 @@ from torch import Tensor
 class FoldLimits:
     """Number and size of folds, chosen to limit time and memory; see analysis/results/scale.md."""
 
-    default_folds: int = 5  #: Default number of folds.
+    default_n_folds: int = 5  #: Default number of folds.
     max_rows: int = 16384  #: Maximum number of rows of several folds: with more, one fold holds out some of the rows.
     max_cosines: int = 1 << 24  #: Maximum number of rows times number of classes of several folds.
     max_held_out_rows: int = 4096  #: Maximum number of rows that a single fold holds out.
@@ -39,7 +39,7 @@ def split_folds(
     num_classes: int,
     *,
     partition: int = 0,
-    max_folds: int = FOLD_LIMITS.default_folds,
+    max_folds: int = FOLD_LIMITS.default_n_folds,
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:

@@ -407,7 +407,7 @@ def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Ten
 def _line_search(
     objective: Objective, x: Tensor, direction: Tensor, start: LineSearchTrial, size: float
 ) -> LineSearchTrial:
-    """Search a step size, from ``size`` on, along a direction (n,) by the strong Wolfe conditions; return the trial."""
+    """Search a step size along a direction (n,), first ``size``, by the strong Wolfe conditions; return the trial."""
     low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
     for _ in range(LBFGS.max_line_search_trials):
         value, gradient = objective(x + size * direction)

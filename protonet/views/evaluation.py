@@ -135,12 +135,12 @@ class CandidateEvaluator:
     def fit(self, spec: ViewSpec) -> list[View]:
         """Fit a view to the training rows of each fold; return one view per fold. Results are cached by spec."""
         if spec not in self.cached_views:
-            pairs = zip(self.folds, self.fold_input_maps(spec), strict=True)
+            pairs = zip(self.folds, self.fit_input_maps(spec), strict=True)
             self.cached_views[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
         return self.cached_views[spec]
 
-    def fold_input_maps(self, spec: ViewSpec) -> Sequence[InputMap | None]:
-        """Fit the input map of a view on each fold; None for each fold if the view reads the features directly."""
+    def fit_input_maps(self, spec: ViewSpec) -> Sequence[InputMap | None]:
+        """Fit the input map of a view on each fold; None for each fold if the view reads the features."""
         if spec.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(spec.source)]
@@ -151,17 +151,17 @@ class CandidateEvaluator:
         Returns None after the deadline, or if the view is clearly too bad on the first fold (`should_prune`).
         """
         cosines: list[Tensor] = []
-        for index, (fold, source) in enumerate(zip(self.folds, self.fold_input_maps(spec), strict=True)):
+        for index, (fold, source) in enumerate(zip(self.folds, self.fit_input_maps(spec), strict=True)):
             view = spec.fit(self.rows.select(fold.train), source)  # one at a time, since some views take much memory
             flops = view.flops()
             cosines.append(self.compute_fold_cosines(partial(map_features, view), index))
             if self.is_past_deadline() or (index == 0 and self.should_prune(cosines[0])):
                 return None
-        return self.score(spec, torch.cat(cosines), flops)
+        return self.make_candidate(spec, torch.cat(cosines), flops)
 
     def evaluate_and_cache(self, spec: ViewSpec) -> Candidate:
         """Evaluate a view in cross-validation, and cache the fitted views, since other views may use their output."""
-        return self.score(spec, self.compute_cosines([partial(map_features, view) for view in self.fit(spec)]))
+        return self.make_candidate(spec, self.compute_cosines([partial(map_features, view) for view in self.fit(spec)]))
 
     def compute_cosines(self, fold_maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Compute the cosines (n_held_out, num_classes) of the held-out rows, by one feature map for each fold."""
@@ -189,8 +189,8 @@ class CandidateEvaluator:
                 part[block] = (unit[:, block] @ prototypes.transpose(1, 2)).mean(dim=0)
         return cosines
 
-    def score(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
-        """Build a `Candidate` with log-losses from held-out cosines (n_held_out, num_classes).
+    def make_candidate(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
+        """Build a `Candidate`, with the log-losses of held-out cosines (n_held_out, num_classes).
 
         ``flops`` is the prediction time per row, as a number of multiplications.
         """

@@ -36,7 +36,7 @@ class FixedConvolutionConstants:
     threshold_quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
     threshold_margin: float = 1e-4
     """Added to thresholds so that equal responses do not exceed them, in standard deviations of the responses."""
-    max_dilations: int = 5  #: Maximum number of dilations of a series, powers of two up to its length.
+    max_dilations: int = 5  #: Maximum number of dilations of a series, which are powers of two up to its length.
     dilation_image_sides: tuple[int, ...] = (7, 14)
     """An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels."""
     max_sampled_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
@@ -64,8 +64,8 @@ class ConvolutionFeaturesSpec:
 
     line_width: int  #: Pixels per line of an image, or length of a series.
     source: ClassVar[ViewSpec | None] = None
-    shifted: ClassVar[bool] = False
-    trained: ClassVar[bool] = False
+    use_shifts: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
     name: ClassVar[str] = "convolution features"
     tags: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
 
@@ -80,10 +80,10 @@ class FixedConvolutionSpec:
 
     line_width: int  #: Pixels per line of an image, or length of a series.
     local_pooling: bool
-    """Whether responses are pooled over each part of the row (local pooling) or over the whole row."""
+    """Whether responses are pooled over each part of the row (local pooling), not over the whole row."""
     ridge: float  #: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
-    shifted: ClassVar[bool] = False
-    trained: ClassVar[bool] = False
+    use_shifts: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
 
     @property
     def source(self) -> ConvolutionFeaturesSpec:
@@ -136,9 +136,9 @@ class FixedConvolutionFamily(ViewFamily):
         """
         rows = evaluator.rows
         n, dim = rows.features.shape
-        if not rows.width:
+        if not rows.line_width:
             return
-        row_responses = dim * number_of_kernels() * len(list_dilations(rows.width, dim))
+        row_responses = dim * count_kernels() * len(list_dilations(rows.line_width, dim))
         if n * row_responses > FIXED_CONVOLUTION.max_responses:
             return
         cosines: dict[FixedConvolutionSpec, list[Tensor]] = {}
@@ -146,22 +146,22 @@ class FixedConvolutionFamily(ViewFamily):
             if evaluator.is_past_deadline():
                 return
             training_rows = evaluator.rows.select(fold.train)
-            bank = KernelBank.fit(training_rows.features, rows.width)
+            bank = KernelBank.fit(training_rows.features, rows.line_width)
             features, queries = bank(training_rows.features), bank(rows.features[fold.held_out])
             for local in (False, True):
                 pooled, pooled_queries = bank.pool(features, local=local), bank.pool(queries, local=local)
                 regression = _RidgeRegression(pooled, training_rows, pooled_queries)
                 for ridge in self.ridges:
-                    view = FixedConvolutionSpec(rows.width, local, ridge)
+                    view = FixedConvolutionSpec(rows.line_width, local, ridge)
                     cosines.setdefault(view, []).append(regression.cosines(ridge))
         for local in (False, True):
-            views = [FixedConvolutionSpec(rows.width, local, ridge) for ridge in self.ridges]
+            views = [FixedConvolutionSpec(rows.line_width, local, ridge) for ridge in self.ridges]
             flops = FIXED_CONVOLUTION.flops_per_response * row_responses / 2  # both views share the responses
-            scored = [evaluator.score(view, torch.cat(cosines[view]), flops) for view in views]
+            scored = [evaluator.make_candidate(view, torch.cat(cosines[view]), flops) for view in views]
             yield min(scored, key=lambda candidate: candidate.mean_loss)
 
 
-def number_of_kernels() -> int:
+def count_kernels() -> int:
     """Compute the number of kernels: 84."""
     return math.comb(FIXED_CONVOLUTION.kernel_size, FIXED_CONVOLUTION.n_positive_weights)
 
@@ -169,7 +169,7 @@ def number_of_kernels() -> int:
 @cache
 def fixed_kernels() -> Tensor:
     """Compute all kernels (84, 9) with three weights of 2 and six weights of -1; the weights of a kernel sum to 0."""
-    kernels = torch.full((number_of_kernels(), FIXED_CONVOLUTION.kernel_size), -1.0)
+    kernels = torch.full((count_kernels(), FIXED_CONVOLUTION.kernel_size), -1.0)
     for index, high_taps in enumerate(
         itertools.combinations(range(FIXED_CONVOLUTION.kernel_size), FIXED_CONVOLUTION.n_positive_weights)
     ):
@@ -191,7 +191,7 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute which feature each kernel weight multiplies: (dim, 9) int64, ``dim`` for zero padding."""
+    """Compute the feature index that each kernel weight multiplies at each position: (dim, 9), ``dim`` for padding."""
     line_reach = range(-(FIXED_CONVOLUTION.kernel_size // 2), FIXED_CONVOLUTION.kernel_size // 2 + 1)
     side = range(-(math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2), math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2 + 1)
     steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
@@ -241,18 +241,18 @@ class KernelBank(InputMap):
     config_type = KernelBankConfig
     config: KernelBankConfig
     thresholds: Tensor  #: (dilations, kernels, quantiles) buffer.
-    kernels: Tensor
-    taps: Tensor
+    kernels: Tensor  #: (kernels, kernel_size): the weights of each kernel.
+    taps: Tensor  #: (dilations, dim, kernel_size) int64: the features that kernel weights multiply.
 
     def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(config, tensors)
         self.counts = sort_positions_by_part(self.config.width, self.config.input_dim, self.config.parts)[1]
         self.n_responses = self.thresholds.numel()
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         dilations = list_dilations(self.config.width, self.config.input_dim)
-        return {"thresholds": (len(dilations), number_of_kernels(), len(FIXED_CONVOLUTION.threshold_quantiles))}
+        return {"thresholds": (len(dilations), count_kernels(), len(FIXED_CONVOLUTION.threshold_quantiles))}
 
     def derive_constants(self) -> None:
         """Compute the kernels, and the indices of the features that they multiply, on the device of the thresholds."""
@@ -289,7 +289,7 @@ class KernelBank(InputMap):
         """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
         if torch.compiler.is_compiling():
             return self._pool_for_export(x)
-        chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * number_of_kernels())))
+        chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * count_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
     def _pool_for_export(self, x: Tensor) -> Tensor:
@@ -304,9 +304,9 @@ class KernelBank(InputMap):
 
     def _pool_chunk(self, x: Tensor) -> Tensor:
         """Compute the pooled features of rows x (n, dim) at once; memory grows with n."""
-        above = x.new_empty(len(x), self.config.input_dim, number_of_kernels())
+        above = x.new_empty(len(x), self.config.input_dim, count_kernels())
         # (dilations, quantiles, parts, n, kernels)
-        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), number_of_kernels())
+        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
         kernels = self.kernels.to(x.dtype)
         for dilation, taps in enumerate(self.taps):
             responses = _convolve(x, taps, kernels)
@@ -404,7 +404,7 @@ class ConvolutionFeaturesView(View):
     source: KernelBank
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The number of pooled features."""
         return (self.source.size,)
 
@@ -414,7 +414,7 @@ class FixedConvolutionConfig(Config):
     """The number of classes of a `FixedConvolutionView`, and how it pools responses."""
 
     classes: int = bounded_field()  #: Number of classes.
-    local: bool = True  #: Whether responses are pooled over each part of the row or over the whole row.
+    local: bool = True  #: Whether responses are pooled over each part of the row, not over the whole row.
 
 
 class FixedConvolutionView(View):
@@ -427,7 +427,7 @@ class FixedConvolutionView(View):
     readout: Tensor  #: (features, classes) buffer, the coefficients.
     offset: Tensor  #: (classes,) buffer, the intercept.
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         features = self.source.size if self.config.local else self.source.n_responses
         return {"readout": (features, self.config.classes), "offset": (self.config.classes,)}

@@ -64,19 +64,19 @@ class ForestSpec:
     """The spec (hyperparameters) of a forest view."""
 
     max_trees: int  #: Maximum number of trees.
-    shifted: bool = False  #: Whether trees are also grown from shifted copies of the rows; see `shift_rows`.
+    use_shifts: bool = False  #: Whether trees are also grown from shifted copies of the rows; see `shift_rows`.
     source: ClassVar[ViewSpec | None] = None
-    trained: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
 
     @property
     def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: "forest", and "shifted" if rows are shifted."""
-        return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
+        return frozenset({"forest", "shifted"} if self.use_shifts else {"forest"})
 
     @property
     def name(self) -> str:
         """The name in reports: "forest" or "shifted forest"."""
-        return "shifted forest" if self.shifted else "forest"
+        return "shifted forest" if self.use_shifts else "forest"
 
     def fit(self, rows: TrainingRows, source: InputMap | None = None) -> ForestView:
         """Grow a forest from the rows, or from evenly spaced rows if they are many.
@@ -89,13 +89,13 @@ class ForestSpec:
             sqrt(dim) features with one random threshold each and takes the one of least Gini impurity.
         """
         device, rows = rows.features.device, rows.to(torch.device("cpu"))
-        shifts = rows.shifts if self.shifted else (0,)
+        shifts = rows.shifts if self.use_shifts else (0,)
         class_ids, classes = number_by_first_row(rows.labels)  # the first class wins ties
         x, labels = shift_rows(rows.features, shifts), class_ids.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
-        chosen = select_evenly(len(x), rows.scale_limit(FOREST.max_fitted_rows))
+        chosen = select_evenly(len(x), rows.scale_row_limit(FOREST.max_fitted_rows))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         blocks = torch.arange(x.shape[1]) if rows.column_indices is None else rows.column_indices
         columns = canonical_feature_order(x, blocks)  # features are drawn by their position
@@ -142,8 +142,8 @@ class ForestFamily(ViewFamily):
         """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""
         if not self.max_trees or 2 * int(evaluator.seen.sum()) > FOREST.max_fitted_rows:
             return
-        for shifted in (False, True) if evaluator.rows.shifts != (0,) else (False,):
-            forest = ForestSpec(self.max_trees, shifted)
+        for use_shifts in (False, True) if evaluator.rows.shifts != (0,) else (False,):
+            forest = ForestSpec(self.max_trees, use_shifts)
             candidate = None if _is_pilot_pruned(evaluator, forest) else evaluator.evaluate(forest)
             if candidate is not None:
                 yield candidate
@@ -157,7 +157,7 @@ def _is_pilot_pruned(evaluator: CandidateEvaluator, forest: ForestSpec) -> bool:
     if len(fold.held_out) < VIEW_PRUNING.min_decisive_rows:
         return False
     rows = evaluator.rows.select(fold.train)
-    n = len(rows.labels) * (len(rows.shifts) if forest.shifted else 1)
+    n = len(rows.labels) * (len(rows.shifts) if forest.use_shifts else 1)
     trees = max_tree_count(n, rows.features.shape[1], forest.max_trees) // FOREST.pilot_divisor
     if not trees:
         return False
@@ -215,8 +215,8 @@ class ForestView(View):
 
     kind = "forest"
     config_type = ForestConfig
-    dtypes: ClassVar = {"feature": torch.int64, "label": torch.int64}
-    infinite: ClassVar = frozenset({"threshold"})
+    buffer_dtypes: ClassVar = {"feature": torch.int64, "label": torch.int64}
+    infinite_buffers: ClassVar = frozenset({"threshold"})
     config: ForestConfig
     root: Tensor
     feature: Tensor
@@ -224,7 +224,7 @@ class ForestView(View):
     child: Tensor
     label: Tensor
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
 
@@ -291,7 +291,7 @@ class ForestView(View):
             value = graph.add("GatherElements", rows, graph.add("Gather", feature, node), axis=1)
             right = graph.add("Greater", value, graph.add("Gather", threshold, node))
             node = graph.add("Add", graph.add("Gather", child, node), graph.cast(right, "INT64"))
-        zeros = graph.add("Expand", np.float32(0), graph.add("Concat", n_rows, np.array([self.sizes[0]]), axis=0))
+        zeros = graph.add("Expand", np.float32(0), graph.add("Concat", n_rows, np.array([self.part_sizes[0]]), axis=0))
         vote = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", node))
         label = graph.add("Gather", self.label, node)
         return [graph.add("ScatterElements", zeros, label, vote, axis=1, reduction="add")]

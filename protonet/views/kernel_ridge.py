@@ -65,10 +65,10 @@ class KernelRidgeSpec:
     source: LinearSpec  #: The spec of the linear view whose affine map is the input of the kernel.
     norm: int  #: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
     apply_tanh: bool = False  #: Whether the hyperbolic tangent of each input feature is taken.
-    shifted: bool = False  #: Whether the view is also fitted to shifted copies of the rows.
+    use_shifts: bool = False  #: Whether the view is also fitted to shifted copies of the rows.
     bandwidth: float = 2.0  #: Bandwidth > 0 of the kernel, in units of the median distance between samples and units.
     ridge: float = 0.1  #: Ridge penalty > 0.
-    trained: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
 
     @property
     def kernel_name(self) -> str:
@@ -79,13 +79,13 @@ class KernelRidgeSpec:
     def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: kernel, scaling of the input, perhaps "shifted"."""
         scaling = frozenset({"squashed"}) if self.apply_tanh else self.source.tags
-        return scaling | ({self.kernel_name, "shifted"} if self.shifted else {self.kernel_name})
+        return scaling | ({self.kernel_name, "shifted"} if self.use_shifts else {self.kernel_name})
 
     @property
     def name(self) -> str:
         """The name in reports: the kernel and the scaling of its input, such as "gaussian whitened"."""
         name = f"{self.kernel_name} {'squashed' if self.apply_tanh else self.source.name}"
-        return f"shifted {name}" if self.shifted else name
+        return f"shifted {name}" if self.use_shifts else name
 
     def fit(self, rows: TrainingRows, source: InputMap | None) -> KernelRidgeView:
         """Fit the regression in closed form; the output of the view is ``num_classes`` scores.
@@ -119,7 +119,7 @@ KERNEL_RIDGE_SPECS = (
     KernelRidgeSpec(STANDARDISED_LINEAR_SPEC, 1),
     KernelRidgeSpec(RELEVANT_LINEAR_SPEC, 1),
     KernelRidgeSpec(ROBUST_LINEAR_SPEC, 1, apply_tanh=True),
-    KernelRidgeSpec(CENTRED_LINEAR_SPEC, 2, shifted=True),
+    KernelRidgeSpec(CENTRED_LINEAR_SPEC, 2, use_shifts=True),
 )
 #: The bandwidths and ridges that are evaluated for each view by default.
 KERNEL_BANDWIDTHS, KERNEL_RIDGE_PENALTIES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
@@ -163,12 +163,12 @@ class KernelRidgeFamily(ViewFamily):
         for view in self.view_specs:
             if evaluator.is_past_deadline():
                 return
-            n = min(len(fold.train) for fold in evaluator.folds) * (len(rows.shifts) if view.shifted else 1)
+            n = min(len(fold.train) for fold in evaluator.folds) * (len(rows.shifts) if view.use_shifts else 1)
             min_units = min(n, 2 * int(evaluator.seen.sum()))
             too_few_rows = evaluator.degrees_of_freedom < view.source.min_degrees_of_freedom
             if too_few_rows or view.count_units(n, rows.features.shape[1]) < min_units:
                 continue
-            if view.shifted and rows.shifts == (0,):
+            if view.use_shifts and rows.shifts == (0,):
                 continue
             settings = [
                 replace(view, bandwidth=bandwidth, ridge=ridge)
@@ -183,7 +183,7 @@ class KernelRidgeFamily(ViewFamily):
 def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[KernelRidgeSpec]) -> Candidate | None:
     """Evaluate a view with several settings; return the best candidate, None if it is pruned or time is over."""
     cosines = torch.zeros(len(specs), 0, evaluator.rows.num_classes, dtype=torch.float32)
-    for index, (source, fold) in enumerate(zip(evaluator.fold_input_maps(specs[0]), evaluator.folds, strict=True)):
+    for index, (source, fold) in enumerate(zip(evaluator.fit_input_maps(specs[0]), evaluator.folds, strict=True)):
         if evaluator.is_past_deadline():
             return None
         queries = evaluator.rows.features[fold.held_out]
@@ -215,7 +215,7 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
     units, dim = regression.landmarks.shape
     distance_flops = dim * (KERNEL_RIDGE.flops_per_difference if specs[0].norm == 1 else 1)
     flops = units * (distance_flops + KERNEL_RIDGE.flops_per_exponential)
-    return evaluator.score(specs[best], cosines[best], flops)
+    return evaluator.make_candidate(specs[best], cosines[best], flops)
 
 
 def _choose_bandwidth(
@@ -282,7 +282,7 @@ class KernelRidgeView(View):
     readout: Tensor  #: (units, classes) buffer, the coefficients.
     bandwidth: Tensor  #: 0-d buffer, > 0.
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         units = self.config.units
         return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
@@ -364,7 +364,7 @@ class _KernelRegression:
         x, labels, self.num_classes = rows.features, rows.labels, rows.num_classes
         self.labels, self.map, self.row_weights = labels, source, rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=torch.float64) if self.row_weights is None else self.row_weights
-        if view.shifted:
+        if view.use_shifts:
             copies = len(rows.shifts)
             x, labels, weights = shift_rows(x, rows.shifts), labels.repeat(copies), weights.repeat(copies)
         self.weights = weights[:, None]  # (n, 1), with shifted copies

@@ -169,8 +169,8 @@ class LinearSpec:
     feature_span: tuple[int, int] | None = None
     """The range [start, stop) of the features that the view reads. If None, it reads all features."""
     source: ClassVar[ViewSpec | None] = None
-    shifted: ClassVar[bool] = False
-    trained: ClassVar[bool] = False
+    use_shifts: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
 
     @property
     def tags(self) -> frozenset[str]:
@@ -272,7 +272,7 @@ class LinearView(View):
     source: LinearMap
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The width of the output."""
         return (self.source.config.dim + bool(self.config.bias),)
 

@@ -107,9 +107,9 @@ class MLPTrainingData(NamedTuple):
     """(n,) sample weights with a mean of 1 within each class, since episodes are class-balanced. If None, all are 1."""
 
 
-def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MLPTrainingData:
-    """Build the training data of an MLP: rows that are mapped by ``source``, with shifted copies if ``shifted``."""
-    shifts = rows.shifts if shifted else (0,)
+def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, use_shifts: bool) -> MLPTrainingData:
+    """Build the training data of an MLP: rows that are mapped by ``source``, with shifted copies if ``use_shifts``."""
+    shifts = rows.shifts if use_shifts else (0,)
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(MAX_CHUNK_ROWS)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
@@ -211,13 +211,13 @@ class MLPSpec:
     """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights."""
 
     source: LinearSpec  #: The spec of the linear view whose affine map is the input, without its bias coordinate.
-    members: int  #: Number of MLPs, each a part of the embedding.
-    hidden: int  #: Number of hidden units of each MLP.
-    steps: int  #: Number of training steps.
+    n_mlps: int  #: Number of MLPs, each a part of the embedding.
+    n_hidden: int  #: Number of hidden units of each MLP.
+    n_steps: int  #: Number of training steps.
     embedding_dim: int  #: Width of the output of each MLP, at least the width of its input.
-    shifted: bool = False  #: Whether the MLPs are also trained on shifted copies of the rows.
+    use_shifts: bool = False  #: Whether the MLPs are also trained on shifted copies of the rows.
     training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
-    trained: ClassVar[bool] = True
+    is_trained: ClassVar[bool] = True
 
     @property
     def tags(self) -> frozenset[str]:
@@ -227,16 +227,16 @@ class MLPSpec:
     @property
     def name(self) -> str:
         """The name in reports: the number of MLPs, their hidden units, their input, and the number of steps."""
-        return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
+        return f"learned: {self.n_mlps}x{self.n_hidden} MLP on {self.source.name}, {self.n_steps} steps"
 
     def fit(self, rows: TrainingRows, source: InputMap | None) -> MLPView:
         """Train the MLPs on labelled rows; initial weights and episodes are drawn with the seed ``rows.seed`` alone."""
         generator = torch.Generator().manual_seed(rows.seed)
         source = require_linear_map(source)
-        data = build_mlp_training_data(source, rows, shifted=self.shifted)
-        mlps = ResidualMLPs(self.members, data.inputs.shape[1], self.hidden, self.embedding_dim, generator)
+        data = build_mlp_training_data(source, rows, use_shifts=self.use_shifts)
+        mlps = ResidualMLPs(self.n_mlps, data.inputs.shape[1], self.n_hidden, self.embedding_dim, generator)
         mlps = mlps.to(data.inputs.device)  # weights are drawn on the CPU: they do not depend on the device
-        steps, tasks = [self.steps], [data] * self.members
+        steps, tasks = [self.n_steps], [data] * self.n_mlps
         limits: dict[str, Any] = {"deadline": rows.deadline, "config": self.training_config}
         for _, average in train_mlps(mlps, tasks, rows.num_classes, steps=steps, generator=generator, **limits):
             mlps = average.requires_grad_(True)
@@ -289,19 +289,19 @@ class MLPFamily(ViewFamily):
         linear = [candidate for candidate in evaluator.candidates if isinstance(candidate.spec, LinearSpec)]
         base = linear[select_simplest_within_one_error([candidate.losses for candidate in linear])].spec
         leader = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss)
-        shifted = leader.spec.shifted
+        use_shifts = leader.spec.use_shifts
         smallest = self.smallest_trained_spec(plan, base)
         if smallest is None:
             return
         sources = [require_linear_map(view.source) for view in evaluator.fit(base)]
-        untrained = evaluator.score(
+        untrained = evaluator.make_candidate(
             smallest, evaluator.compute_cosines([partial(_apply_mlps, source) for source in sources])
         )
         if evaluator.is_past_deadline():
             yield untrained
             return
         fold_data = [
-            build_mlp_training_data(source, evaluator.rows.select(fold.train), shifted=shifted)
+            build_mlp_training_data(source, evaluator.rows.select(fold.train), use_shifts=use_shifts)
             for source, fold in zip(sources, evaluator.folds, strict=True)
         ]
         dim = fold_data[0].inputs.shape[1]
@@ -336,9 +336,9 @@ class MLPFamily(ViewFamily):
                 ]
                 cosines = evaluator.compute_cosines(maps)
                 spec = MLPSpec(
-                    smallest.source, members, hidden, steps, plan.embedding_dim, shifted, self.training_config
+                    smallest.source, members, hidden, steps, plan.embedding_dim, use_shifts, self.training_config
                 )
-                candidate = evaluator.score(spec, cosines)
+                candidate = evaluator.make_candidate(spec, cosines)
                 yield candidate
                 if is_worse_by_one_error(candidate.losses, best_of_size.losses):
                     break
@@ -387,7 +387,7 @@ class MLPView(View):
         return view
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The width of the output of each MLP."""
         return (self.config.embedding_dim,) * self.config.members
 

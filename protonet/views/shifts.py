@@ -49,7 +49,7 @@ class FeatureOrder(NamedTuple):
     """Whether features are an image or a series, and by how many features rows are shifted for augmentation."""
 
     shifts: tuple[int, ...] = (0,)  #: Numbers of features by which rows are shifted, 0 first; (0,) for no shifts.
-    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
+    line_width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
 
 
 def detect_feature_order(x: Tensor) -> FeatureOrder:
@@ -101,7 +101,7 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
 
 
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
-    """Test, by the similarity at each lag, whether features are a series; also return its period, 0 for none."""
+    """Test whether features are a series, by their similarity at each lag; also return the period, 0 for none."""
     similar = [
         d < FEATURE_ORDER.max_difference and c > FEATURE_ORDER.min_correlation
         for d, c in zip(difference, correlation, strict=True)
@@ -143,7 +143,7 @@ def _measure_feature_similarity(x: Tensor, max_lag: int) -> tuple[list[float], l
 
 
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Compute x (n, dim) centred, x standardized, a mask (dim,) of varying features, and the difference by chance."""
+    """Return x (n, dim) centred, x standardized, a mask (dim,) of varying features, and the difference by chance."""
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
     deviation = x.std(dim=0, correction=0)

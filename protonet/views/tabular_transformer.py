@@ -38,7 +38,7 @@ from protonet.views.view import InputMap, TrainingRows, View, ViewSpec, select_e
 MAX_ABS_Z_SCORE = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
 #: Number of values that encode a numeric cell: value, rank and indicator. The other channels encode categories.
-NUMERIC_CHANNELS = 3
+N_NUMERIC_CHANNELS = 3
 RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before `order_groups` sorts by them.
 #: Values with a smaller relative difference count as equal, so that float32 and float64 rows have equal ranks.
 EQUALITY_TOLERANCE = 1e-6
@@ -71,7 +71,7 @@ class CellEncoder:
         self.mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
         varies = deviation > 1e-6 * rows.abs().amax(dim=0)
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
-        self.codes = rows.new_zeros(len(self.categories), rows.shape[1], N_CELL_CHANNELS - NUMERIC_CHANNELS)
+        self.codes = rows.new_zeros(len(self.categories), rows.shape[1], N_CELL_CHANNELS - N_NUMERIC_CHANNELS)
         ranks = rank_rows(rows)
         for index, column in enumerate(self.categories.tolist()):
             features = slice(int(first[column]), int(first[column] + width[column]))
@@ -90,7 +90,7 @@ class CellEncoder:
         above, below = (values > self.high).to(x.dtype), (values < self.low).to(x.dtype)
         cells[:, self.numeric, 1] = RANK_SCALE * (above - below).mean(dim=1)
         if len(self.categories):
-            cells[:, self.categories, NUMERIC_CHANNELS:] = torch.einsum("md,kdc->mkc", centred, self.codes)
+            cells[:, self.categories, N_NUMERIC_CHANNELS:] = torch.einsum("md,kdc->mkc", centred, self.codes)
         return cells
 
     def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
@@ -109,13 +109,13 @@ class CellEncoder:
         rank = graph.add("Squeeze", graph.add("Sub", above, below), np.array([1]))
         codes = graph.add("MatMul", centred, self.codes.transpose(0, 1).flatten(1))
         parts = [z, graph.add("Mul", rank, np.float32(RANK_SCALE)), codes]
-        width = [len(self.mean), len(self.first), len(self.categories) * (N_CELL_CHANNELS - NUMERIC_CHANNELS)]
+        width = [len(self.mean), len(self.first), len(self.categories) * (N_CELL_CHANNELS - N_NUMERIC_CHANNELS)]
         padded = graph.pad(graph.add("Concat", *parts, axis=1), 1, 0.0)
         # For each channel, the column of ``padded`` that it comes from; the last column is 0.
         source = torch.arange(sum(width), device=self.first.device).split(width)
         index = torch.full_like(source[0][:1], sum(width)).repeat(self.columns, N_CELL_CHANNELS)
         index[self.numeric, 0], index[self.pairs, 2], index[self.numeric, 1] = self.first, self.second, source[1]
-        index[self.categories, NUMERIC_CHANNELS:] = source[2].view(-1, N_CELL_CHANNELS - NUMERIC_CHANNELS)
+        index[self.categories, N_NUMERIC_CHANNELS:] = source[2].view(-1, N_CELL_CHANNELS - N_NUMERIC_CHANNELS)
         return graph.add("Gather", padded, index, axis=1)
 
 
@@ -156,16 +156,16 @@ class TabularTransformerLimits:
     """
 
     max_columns: int = 64  #: Maximum number of columns: pixels and embeddings have more, and other views suit them.
-    max_labelled: int = 1000  #: Maximum number of labelled rows: with more, other views are as good and faster.
-    max_rows: int = 256  #: Maximum number of context rows.
-    max_cells: int = 2**13  #: Maximum number of cells of all context rows.
+    max_labelled_rows: int = 1000  #: Maximum number of labelled rows: with more, other views are as good and faster.
+    max_context_rows: int = 256  #: Maximum number of context rows.
+    max_context_cells: int = 2**13  #: Maximum number of cells of all context rows.
     max_classes: int = 60  #: Maximum number of classes: with more, too many classes would share a class code.
     cells_per_chunk: int = 2**14  #: Number of cells that are embedded at once.
 
 
 TABULAR_TRANSFORMER = TabularTransformerLimits()
 #: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
-CODE_FACTORS = (1, 3, 7, 9)
+CLASS_CODE_FACTORS = (1, 3, 7, 9)
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class TabularTransformerSpec:
     """The number of passes of the transformer. Each pass assigns other codes to the classes, and its output is a part
     of the embedding."""
     source: ClassVar[ViewSpec | None] = None
-    shifted: ClassVar[bool] = False
-    trained: ClassVar[bool] = False
+    use_shifts: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
     tags: ClassVar[frozenset[str]] = frozenset({"transformer"})
     name: ClassVar[str] = "tabular transformer"
 
@@ -194,7 +194,7 @@ class TabularTransformerSpec:
             torch.arange(rows.features.shape[1], device=device) if rows.column_indices is None else rows.column_indices
         )
         n = len(rows.labels)
-        count = min(n, rows.scale_limit(_count_context_rows(blocks)))
+        count = min(n, rows.scale_row_limit(_count_context_rows(blocks)))
         if rows.weights is None:
             chosen = rows.labels.argsort(stable=True)[select_evenly(n, count).to(device)]
         else:
@@ -208,7 +208,7 @@ class TabularTransformerSpec:
 
 def _count_context_rows(blocks: Tensor) -> int:
     """Compute the maximum number of context rows of a table; ``blocks`` (dim,) is the column of each feature."""
-    max_rows, max_cells = TABULAR_TRANSFORMER.max_rows, TABULAR_TRANSFORMER.max_cells
+    max_rows, max_cells = TABULAR_TRANSFORMER.max_context_rows, TABULAR_TRANSFORMER.max_context_cells
     return min(max_rows, max(1, max_cells // int(blocks[-1] + 2)))
 
 
@@ -264,10 +264,11 @@ class TabularTransformerFamily(ViewFamily):
         is_table = n_columns <= TABULAR_TRANSFORMER.max_columns and rows.shifts == (0,) and rows.is_class_name is None
         # A context row of weight 2 does not count twice.
         equal_weights = rows.weights is None or bool((rows.weights == rows.weights[0]).all())
-        small = n_classes <= TABULAR_TRANSFORMER.max_classes and len(rows.labels) <= TABULAR_TRANSFORMER.max_labelled
+        limits = TABULAR_TRANSFORMER
+        small = n_classes <= limits.max_classes and len(rows.labels) <= limits.max_labelled_rows
         if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
-        passes = self.passes if n_classes <= N_CLASS_CODES else len(CODE_FACTORS)
+        passes = self.passes if n_classes <= N_CLASS_CODES else len(CLASS_CODE_FACTORS)
         candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         if candidate is not None:
             yield candidate
@@ -278,8 +279,8 @@ class TabularTransformerConfig(Config):
     """Sizes of a `TabularTransformerView`, and the checksum of the pretrained weights that it was fitted with."""
 
     input_dim: int = bounded_field()  #: Number of features.
-    rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
-    passes: int = bounded_field(high=len(CODE_FACTORS))  #: Number of passes of the transformer.
+    rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_context_rows)  #: Number of context rows.
+    passes: int = bounded_field(high=len(CLASS_CODE_FACTORS))  #: Number of passes of the transformer.
     checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
@@ -292,19 +293,19 @@ class TabularTransformerView(View):
 
     kind = "tabular_transformer"
     config_type = TabularTransformerConfig
-    dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64}
+    buffer_dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64}
     config: TabularTransformerConfig
     rows: Tensor  #: (rows, input_dim) buffer, the context rows.
     classes: Tensor  #: (rows,) int64 buffer, the class of each context row, >= 0.
     blocks: Tensor  #: (input_dim,) int64 buffer, ascending from 0: the table column of each feature.
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         rows, dim = self.config.rows, self.config.input_dim
         return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,)}
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The width of the embedding of each pass."""
         return (DIM,) * self.config.passes
 
@@ -334,15 +335,16 @@ class TabularTransformerView(View):
             weights = {name: value.to(rows, copy=True) for name, value in weights.items()}  # no views of one tensor
             cells = CellEncoder(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
-            memory = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
-            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in memory.attended)
-            memory = memory._replace(attended=attended)  # no views of larger tensors, as torch.export.save requires
-            self._cache = (rows.dtype, rows.device), (weights, cells, memory)
+            context = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
+            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in context.attended)
+            context = context._replace(attended=attended)  # no views of larger tensors, as torch.export.save requires
+            self._cache = (rows.dtype, rows.device), (weights, cells, context)
         return self._cache[1]
 
     def _class_codes(self, index: int) -> Tensor:
         """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, N_CLASS_CODES)."""
-        return (CODE_FACTORS[index] * (self.classes + index * (self.classes // N_CLASS_CODES)) + index) % N_CLASS_CODES
+        shifted = self.classes + index * (self.classes // N_CLASS_CODES)
+        return (CLASS_CODE_FACTORS[index] * shifted + index) % N_CLASS_CODES
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the cached encoding of the context rows."""
@@ -351,19 +353,19 @@ class TabularTransformerView(View):
     def forward(self, z: Tensor) -> Tensor:
         """Compute the concatenated embeddings of all passes, (n, passes * DIM), of features z (n, input_dim)."""
         with torch.no_grad():
-            weights, cells, memory = self._encode_context()
+            weights, cells, context = self._encode_context()
             passes = self.config.passes
             chunk_rows = max(1, TABULAR_TRANSFORMER.cells_per_chunk // (cells.columns + 1) // passes)
             parts = []
             for x in (z,) if torch.compiler.is_compiling() else z.split(chunk_rows):
-                parts.append(embed_rows(weights, cells.encode(x)[None], memory).transpose(0, 1).flatten(1))
+                parts.append(embed_rows(weights, cells.encode(x)[None], context).transpose(0, 1).flatten(1))
             return torch.cat(parts)
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add all passes to an ONNX graph, with the encoded context as constants; return the name of each embedding."""
-        weights, cells, memory = self._encode_context()
+        weights, cells, context = self._encode_context()
         encoded = cells.add_to_graph(graph, rows)
-        return [add_to_graph(graph, weights, encoded, memory, index) for index in range(self.config.passes)]
+        return [add_to_graph(graph, weights, encoded, context, index) for index in range(self.config.passes)]
 
     def flops(self) -> float:
         """Estimate the prediction time per row, as a number of multiplications."""

@@ -37,7 +37,7 @@ TransformerWeights = Mapping[str, Tensor]
 KeysAndValues = tuple[Tensor, Tensor]
 
 
-def _list_shapes() -> dict[str, tuple[int, ...]]:
+def _list_weight_shapes() -> dict[str, tuple[int, ...]]:
     """Compute the shape of each weight tensor by name, in the order in which `unpack_weights` expects them."""
     shapes: dict[str, tuple[int, ...]] = {
         "cell": (DIM, N_CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)),
@@ -57,7 +57,7 @@ def _list_shapes() -> dict[str, tuple[int, ...]]:
     return shapes | {"norm": (ROW_DIM,), "norm_bias": (ROW_DIM,), "out": (DIM, ROW_DIM)}
 
 
-WEIGHT_SHAPES = _list_shapes()
+WEIGHT_SHAPES = _list_weight_shapes()
 #: The number of weights of the transformer.
 WEIGHT_COUNT = sum(math.prod(shape) for shape in WEIGHT_SHAPES.values())
 
@@ -107,15 +107,15 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
     return EncodedContext(tuple(attended), F.normalize(sums, dim=2))
 
 
-def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContext) -> Tensor:
+def embed_rows(weights: TransformerWeights, cells: Tensor, context: EncodedContext) -> Tensor:
     """Embed m rows without labels: (tables, m, DIM) of unit norm.
 
     ``cells`` are (tables, m, columns, N_CELL_CHANNELS) float32, or (1, m, ...) if all tables have the same rows.
-    ``memory`` is the encoding of the labelled rows.
+    ``context`` is the encoding of the labelled rows.
     """
     codes = torch.full(cells.shape[:2], N_CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
-    for layer, attended in enumerate(memory.attended):
+    for layer, attended in enumerate(context.attended):
         h = _attend_to_labelled_rows(weights, layer, _attend_or_widen_tokens(weights, layer, h, codes), attended)
     return _project_to_embeddings(weights, h)
 
@@ -196,10 +196,10 @@ def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
-def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
+def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, context: EncodedContext, table: int) -> str:
     """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
-    ``cells`` is the name of the value (m, columns, N_CELL_CHANNELS), and ``table`` an index in ``memory``, which
+    ``cells`` is the name of the value (m, columns, N_CELL_CHANNELS), and ``table`` an index in ``context``, which
     becomes constants.
     """
 
@@ -216,7 +216,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     def gather(value: str, index: int, axis: int) -> str:
         return graph.add("Squeeze", graph.add("Gather", value, np.array([index]), axis=axis), np.array([axis]))
 
-    columns = memory.attended[0][0].shape[1]
+    columns = context.attended[0][0].shape[1]
     rank = graph.add("Gather", cells, np.array([RANK_CHANNEL]), axis=2)
     nonzero = graph.cast(graph.add("Abs", graph.add("Sign", rank)), "FLOAT")
     waves = [
@@ -231,7 +231,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     label = graph.add("Add", label, weights["label"] + unknown)
     h = graph.add("Concat", label, h, axis=1)  # (m, columns, DIM)
     dim = DIM
-    for layer, (keys, values) in enumerate(memory.attended):
+    for layer, (keys, values) in enumerate(context.attended):
         if layer < N_CELL_LAYERS:
             z = multiply(layer_norm(f"{layer}.norm0", h), f"{layer}.columns")
             z = graph.add("Reshape", z, np.array([-1, columns, 3, dim // HEAD_DIM, HEAD_DIM]))

@@ -39,7 +39,7 @@ class TrainingRows:
     shifts: tuple[int, ...] = (0,)
     """Numbers of features by which the copies of rows are shifted that data augmentation adds, 0 first; see
     `protonet.views.shifts`."""
-    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
+    line_width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
     seed: int = 0  #: Seed of initial weights and training episodes.
     deadline: float = math.inf  #: Value of ``time.monotonic()`` after which training takes no further step.
     weights: Tensor | None = None  #: (n,) float64, > 0: sample weights. If None, they are equal.
@@ -85,7 +85,7 @@ class TrainingRows:
         selected = self.row_fraction * len(labels) / max(1, len(self.labels))
         return replace(self, features=self.features[indices], labels=labels, row_fraction=selected, **per_row)
 
-    def scale_limit(self, limit: int) -> int:
+    def scale_row_limit(self, limit: int) -> int:
         """Compute the maximum number of rows that a view may store when it is fitted to these rows, at least 1.
 
         It is ``limit``, the maximum for all training rows, times ``row_fraction``. A stored row is embedded near
@@ -125,22 +125,22 @@ class RestorableModule(nn.Module):
 
     kind: ClassVar[str] = ""  #: The name of the class in model files.
     config_type: ClassVar[type[Config]] = Config
-    dtypes: ClassVar[Mapping[str, torch.dtype]] = {}  #: Types of the buffers that are not float32.
-    infinite: ClassVar[frozenset[str]] = frozenset()  #: Buffers that may hold positive infinities.
+    buffer_dtypes: ClassVar[Mapping[str, torch.dtype]] = {}  #: Types of the buffers that are not float32.
+    infinite_buffers: ClassVar[frozenset[str]] = frozenset()  #: Buffers that may hold positive infinities.
     config: Config
 
     def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
         self.config = config
-        for name, shape in self.shapes().items():
-            dtype = self.dtypes.get(name, torch.float32)
+        for name, shape in self.buffer_shapes().items():
+            dtype = self.buffer_dtypes.get(name, torch.float32)
             # Rounding of matrix products depends on the memory layout: one layout gives the same digits after loading.
             value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy_contiguous(tensors[name], dtype)
             self.register_buffer(name, value)
         if tensors is not None:
             self.derive_constants()
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         return {}
 
@@ -148,7 +148,7 @@ class RestorableModule(nn.Module):
         """Compute the constants that depend on the buffers; called whenever the buffers were set or loaded."""
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Validate the tensors of an untrusted file before they are loaded; subclasses also check ranges of indices.
+        """Validate tensors of an untrusted file before they are loaded; subclasses also check the ranges of indices.
 
         Args:
             tensors: The tensors by name, on the CPU.
@@ -157,7 +157,7 @@ class RestorableModule(nn.Module):
         Raises:
             ValueError: A name, shape or type differs from the state's, or a value is not finite.
         """
-        validate_tensors(tensors, self.state_dict(), prefix, self.infinite)
+        validate_tensors(tensors, self.state_dict(), prefix, self.infinite_buffers)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -205,7 +205,7 @@ class LinearMap(InputMap):
     basis: Tensor  #: (dim, rank) buffer with orthonormal columns, rank >= 0.
     coefficient: Tensor  #: (rank,) buffer, the additional gain along each column of the basis.
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         dim, rank = self.config.dim, self.config.rank
         return {"shift": (dim,), "gain": (dim,), "basis": (dim, rank), "coefficient": (rank,)}
@@ -269,7 +269,7 @@ class View(RestorableModule):
         return int(config.input_dim)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The number of columns of each part of the output; the encoder normalizes each part.
 
         By default, the output is a single part with one score for each class.
@@ -278,7 +278,7 @@ class View(RestorableModule):
         return (int(config.classes),)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map the output (n, dim) of the input map to the concatenated parts of the view (n, sum of ``sizes``)."""
+        """Map the output (n, dim) of the input map to the concatenated parts of the view (n, sum of ``part_sizes``)."""
         raise NotImplementedError
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
@@ -314,11 +314,11 @@ class ViewSpec(Protocol):
         """The spec of the view that provides the input map (`InputMap`); None if this view reads the features."""
 
     @property
-    def shifted(self) -> bool:
+    def use_shifts(self) -> bool:
         """Whether the view is also fitted to shifted copies of the rows; see `protonet.views.shifts`."""
 
     @property
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether the view is trained by gradient descent; a network has at most one such view."""
 
     def fit(self, rows: TrainingRows, source: InputMap | None) -> View:
@@ -348,7 +348,7 @@ def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def number_by_first_row(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number classes (n,) in the order of their first rows: numbers (n,) from 0, and the class (classes,) of each."""
+    """Renumber labels (n,) from 0 in the order of first rows; return new labels (n,) and the old ones (classes,)."""
     classes, index = labels.unique(return_inverse=True)
     first_row = torch.full_like(classes, len(labels)).scatter_reduce_(
         0, index, torch.arange(len(labels), device=labels.device), "amin"

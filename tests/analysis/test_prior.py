@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from analysis.incontext import real, study, train
 from analysis.incontext.episodes import (
     MAX_CATEGORY_LEVELS,
-    N_NUMERIC_CHANNELS,
     TABLE_FAMILIES,
     ColumnBatch,
     Episodes,
@@ -42,7 +41,7 @@ from protonet.errors import InputError
 from protonet.fit.prior import WeightingPrior, deserialize_prior, load_published_prior, serialize_prior
 from protonet.fit.search import ModelSearch
 from protonet.network import PrototypeNetwork
-from protonet.views.tabular_transformer import CellEncoder
+from protonet.views.tabular_transformer import N_NUMERIC_CHANNELS, CellEncoder
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 

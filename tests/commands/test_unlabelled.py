@@ -138,7 +138,7 @@ def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> No
         model = load_model(path, for_update=True)
         cv = restore_cross_validation(model.network, model.folds, model.update_state)
         assert model.network.counts.tolist() == model.metadata["samples"] == [5, 95]
-        assert [network.counts.sum() for network in cv.folds] == [80] * 5
+        assert [network.counts.sum() for network in cv.fold_models] == [80] * 5
         assert torch.equal(cv.weights, torch.ones(100, dtype=torch.float64))
         metrics = compute_metrics(predict_held_out(cv), cv.labels)
         assert metrics.accuracy == model.metadata["held_out"]["accuracy"]

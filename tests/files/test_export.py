@@ -153,7 +153,7 @@ def views_of(network: PrototypeNetwork, *kinds: str) -> PrototypeNetwork:
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     views = [view for view in encoder.iterate_views() if view.kind in kinds]
-    parts = sum(len(view.sizes) for view in views)
+    parts = sum(len(view.part_sizes) for view in views)
     some = Encoder(views, torch.full((parts,), 1 / parts), origin=torch.zeros(8), scale=1.5)
     result = PrototypeNetwork(some, embedding_dim=some.embedding_dim, num_classes=5)
     result.set_prototypes(*blobs(0))

@@ -130,7 +130,7 @@ def test_the_first_suggestions_are_typical_of_all_classes_in_any_unit() -> None:
 def test_uncertain_rows_are_suggested_from_many_rows(
     network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active, "SUGGESTION", replace(SUGGESTION, max_rows=60))
+    monkeypatch.setattr(active, "SUGGESTION", replace(SUGGESTION, max_unlabelled_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
     uncertainty = predict_top_two_classes(network, x).uncertainty
     chosen = suggest_rows(network, x, 20, range(3))

@@ -40,7 +40,7 @@ VIEWS_OF_EVERY_KIND: list[ViewSpec] = [
     FixedConvolutionSpec(DIM, False, 0.1),
     FixedConvolutionSpec(3, False, 0.1),
 ]
-VIEWS_OF_EVERY_KIND += [MLPSpec(LinearSpec("whitened"), 2, 3, steps=2, embedding_dim=12)]
+VIEWS_OF_EVERY_KIND += [MLPSpec(LinearSpec("whitened"), 2, 3, n_steps=2, embedding_dim=12)]
 #: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 60 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
 SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 60 == 0]
@@ -59,7 +59,7 @@ def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
 def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, ...], weighted: bool) -> None:
     x, y = make_rows(sizes)
     weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
-    rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
+    rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), line_width=DIM, weights=weights)
     for view in VIEWS_OF_EVERY_KIND:
         network = fit_labelled_rows(rows, SelectedModel(((view, 1.0),), 0.1, rows.shifts))
         embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
@@ -73,7 +73,7 @@ def test_cross_validation_works_with_any_class_sizes() -> None:
         problem, _ = prepare_training_set(x, y, len(sizes))
         cv = cross_validate(Solution(fit_selected_model(problem, choice), choice, problem))
         assert len(cv.labels) == sum(size for size in sizes if size > 1), sizes
-        scores = [predict_held_out(cv), cv.offset, *predict_baselines(problem).values()]
+        scores = [predict_held_out(cv), cv.known_score_offset, *predict_baselines(problem).values()]
         assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
 
 
@@ -82,7 +82,7 @@ def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int,
     solution = fit_solution(make_rows(sizes), effort=PLAIN)
     cv = cross_validate(solution)
     assert bool(torch.isfinite(repeat_cross_validation(solution, cv, 2)).all())
-    assert measure_learning_curve(solution, cv).correct.shape[1] == len(cv.labels)
+    assert measure_learning_curve(solution, cv).is_correct.shape[1] == len(cv.labels)
 
 
 def test_commands_work_with_any_class_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -62,8 +62,8 @@ def test_every_row_is_held_out_once_and_classified_by_a_network_of_the_other_row
     logits, problem = predict_held_out(CROSSED), SOLUTION.training_set
     all_rows = problem.rows.features * problem.scale
     assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(map(tuple, all_rows.tolist()))
-    for index, fitted in enumerate(CROSSED.folds):
-        rows = CROSSED.fold == index
+    for index, fitted in enumerate(CROSSED.fold_models):
+        rows = CROSSED.fold_index == index
         features, labels = problem.rows.features, problem.rows.labels
         others = (features[:, None] * problem.scale != CROSSED.features[rows]).any(dim=2).all(dim=1)
         part = replace(problem.rows, features=features[others], labels=labels[others])
@@ -110,7 +110,7 @@ def test_an_update_equals_prototypes_of_all_rows() -> None:
     network.add_class(more[~known])
     torch.testing.assert_close(cv.network(X), network(X), atol=1e-4, rtol=1e-4)
     assert cv.network.counts.tolist() == [14] * 5 + [6]
-    for fitted, before in zip(cv.folds, CROSSED.folds, strict=True):
+    for fitted, before in zip(cv.fold_models, CROSSED.fold_models, strict=True):
         assert fitted.counts.tolist() == [count + 6 for count in before.counts.tolist()] + [6]
     assert torch.equal(cv.features, CROSSED.features)
 
@@ -128,22 +128,22 @@ def test_an_update_with_a_similar_class_lowers_the_held_out_accuracy() -> None:
 
 def test_with_one_sample_per_class_no_row_is_held_out_and_samples_can_be_added() -> None:
     cv = cross_validate(fit_solution([(X[:5], torch.arange(5))], effort=PLAIN))
-    assert not cv.folds
+    assert not cv.fold_models
     assert predict_held_out(cv).shape == (0, len(cv.network.counts))
     single = replace(SOLUTION.training_set.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
     assert predict_baselines(replace(SOLUTION.training_set, rows=single)) == {}
-    cv = restore_cross_validation(cv.network, cv.folds, cross_validation_tensors(cv))
+    cv = restore_cross_validation(cv.network, cv.fold_models, cross_validation_tensors(cv))
     assert len(copy_and_update(cv, X, Y, 8).network.counts) == 8
 
 
 def test_the_offset_and_the_gain_are_positive_for_few_rows_and_the_offset_is_zero_for_many() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
     cv = cross_validate(fit_solution([(few, labels)], effort=PLAIN))
-    assert float(cv.offset) > 0
-    assert [cv.evaluation_sample.accuracy_gain, cv.evaluation_sample.accuracy_gain_error] == cv.gain.tolist()
-    assert float(cv.gain.min()) > 0
+    assert float(cv.known_score_offset) > 0
+    assert [cv.evaluation_sample.accuracy_gain, cv.evaluation_sample.accuracy_gain_error] == cv.accuracy_gain.tolist()
+    assert float(cv.accuracy_gain.min()) > 0
     for rows in (20, 2):  # many rows, or only two folds
-        assert float(cross_validate(fit_solution([blobs(1, rows=rows)], effort=PLAIN)).offset) == 0
+        assert float(cross_validate(fit_solution([blobs(1, rows=rows)], effort=PLAIN)).known_score_offset) == 0
 
 
 def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
@@ -156,7 +156,7 @@ def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
             time.sleep(max(0.0, deadline - time.monotonic()))
 
     late = cross_validate(solution, deadline=deadline, progress=wait)
-    assert [float(late.offset), *late.gain.tolist()] == [0.0, 0.0, 0.0]
+    assert [float(late.known_score_offset), *late.accuracy_gain.tolist()] == [0.0, 0.0, 0.0]
 
 
 def test_progress_is_reported_and_global_state_is_unchanged() -> None:
@@ -186,8 +186,10 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
 
 def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
     tensors = cross_validation_tensors(CROSSED)
-    restored = restore_cross_validation(CROSSED.network, CROSSED.folds, tensors)
-    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in CROSS_VALIDATION_TENSORS)
+    restored = restore_cross_validation(CROSSED.network, CROSSED.fold_models, tensors)
+    assert all(
+        torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in CROSS_VALIDATION_TENSORS.values()
+    )
     features = "rows" if "rows" in tensors else "features"
     changes = {
         features: [tensors[features][:, 1:], tensors[features] / 0, tensors[features].half()],
@@ -199,10 +201,10 @@ def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
     for name, values in changes.items():
         for value in values:
             with pytest.raises(ValueError, match="held-out rows"):
-                restore_cross_validation(CROSSED.network, CROSSED.folds, tensors | {name: value})
+                restore_cross_validation(CROSSED.network, CROSSED.fold_models, tensors | {name: value})
         with pytest.raises(ValueError, match="no held-out rows"):
             restore_cross_validation(
-                CROSSED.network, CROSSED.folds, {key: item for key, item in tensors.items() if key != name}
+                CROSSED.network, CROSSED.fold_models, {key: item for key, item in tensors.items() if key != name}
             )
 
 
@@ -264,8 +266,8 @@ def test_the_last_point_of_a_learning_curve_is_the_crossfit(solved: SolutionAndC
         sum(len(fold.train) for fold in make_folds(solution.training_set)) / 15
     )
     assert curve.rows_per_class[-2] == pytest.approx(curve.rows_per_class[-1] / 2, abs=0.5)
-    assert curve.correct.shape == (len(curve.rows_per_class), len(cv.labels))
-    assert (curve.correct[-1] == (predict_held_out(cv).argmax(dim=1) == cv.labels)).all()
+    assert curve.is_correct.shape == (len(curve.rows_per_class), len(cv.labels))
+    assert (curve.is_correct[-1] == (predict_held_out(cv).argmax(dim=1) == cv.labels)).all()
     assert len(measure_learning_curve(solution, cv, deadline=-math.inf).rows_per_class) == 1
 
 

@@ -163,9 +163,9 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
         updated = copy.deepcopy(cv)
         add_samples_to_folds(updated, NOISE + apart, COINS, 2, new_groups)
         assert updated.network.counts.sum() == 80
-        for index, network in enumerate(updated.folds):
-            judged = int((cv.fold == index).sum()) * known
-            assert network.counts.sum() == cv.folds[index].counts.sum() + 40 - judged
+        for index, network in enumerate(updated.fold_models):
+            judged = int((cv.fold_index == index).sum()) * known
+            assert network.counts.sum() == cv.fold_models[index].counts.sum() + 40 - judged
         assert predict_held_out(updated).shape == predict_held_out(cv).shape
 
 

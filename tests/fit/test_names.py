@@ -206,8 +206,8 @@ def test_names_are_part_of_prototypes_and_indices_are_those_of_the_samples() -> 
         assert sorted(indices.tolist()) == list(range(len(X)))
         torch.testing.assert_close(cv.features[indices], X)
         assert cv.weights.tolist() == [1] * len(X)
-        for index, fold in enumerate(cv.folds):
-            left = torch.bincount(cv.labels[cv.fold == index], minlength=6)
+        for index, fold in enumerate(cv.fold_models):
+            left = torch.bincount(cv.labels[cv.fold_index == index], minlength=6)
             assert fold.counts.tolist() == (network.counts - left).tolist()
         if used_groups is not None:
             assert solution.merged_groups is not None
@@ -259,8 +259,8 @@ def test_balanced_classes_keep_the_counts_of_their_names() -> None:
     assert cv.network.counts.tolist() == (rows + 2).tolist()
     torch.testing.assert_close(cv.network(x), logits)
     assert cv.network(-NEAR[:1]).argmax() == 5
-    for index, fold in enumerate(cv.folds):
-        left = torch.bincount(cv.labels[cv.fold == index], minlength=6)
+    for index, fold in enumerate(cv.fold_models):
+        left = torch.bincount(cv.labels[cv.fold_index == index], minlength=6)
         assert fold.counts.tolist() == (rows + 2 - left).tolist()
 
 

@@ -67,7 +67,7 @@ def smallest_mlp(plan: EncoderPlan) -> MLPSpec:
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
-    search = replace(LITTLE, folds=5).without_family(ForestFamily).with_family(MLPFamily(max_sizes=1))
+    search = replace(LITTLE, n_folds=5).without_family(ForestFamily).with_family(MLPFamily(max_sizes=1))
     choice = select_for("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest_mlp(plan_encoder(48, 32, 50_000)), 1.0),)
 
@@ -98,7 +98,7 @@ def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: 
     plan = plan_encoder(12, 6, limit)
     choice = select_views(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
     assert choice.losses == {}
-    assert not any(spec.shifted for spec, _ in choice.views)
+    assert not any(spec.use_shifts for spec, _ in choice.views)
     if not limit:
         assert choice.views == ((RAW_LINEAR, 1.0),)
     else:
@@ -109,15 +109,15 @@ def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: 
 
 
 def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> None:
-    data, search = load_digits(), replace(LITTLE, folds=5)
+    data, search = load_digits(), replace(LITTLE, n_folds=5)
     rows, plan = scale_rows(data.x[:100], data.y[:100], 10), plan_encoder(64, 10, 1000)
     choice = select_views(rows, plan, search=search)
     assert len(choice.shifts) == 9
     untrained = [(item, weight) for item, weight in choice.views if not isinstance(item, MLPSpec)]
-    assert sum(weight for item, weight in untrained if item.shifted or isinstance(item, FixedConvolutionSpec)) > 0.3
-    assert any(item.shifted for item, _ in untrained)
-    unshifted = select_views(rows, plan, search=replace(search, shifts=False))
-    assert not any(item.shifted for item, _ in unshifted.views)
+    assert sum(weight for item, weight in untrained if item.use_shifts or isinstance(item, FixedConvolutionSpec)) > 0.3
+    assert any(item.use_shifts for item, _ in untrained)
+    unshifted = select_views(rows, plan, search=replace(search, use_shifts=False))
+    assert not any(item.use_shifts for item, _ in unshifted.views)
     assert unshifted.shifts == (0,)
     assert choice.losses["mixture"] < unshifted.losses["mixture"]
 
@@ -175,7 +175,7 @@ def test_a_slow_view_of_small_weight_is_dropped_unless_it_is_needed() -> None:
 
     def drop(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [LinearSpec(scaling) for scaling in ("raw", "centred", "relevant")]
-        result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
+        result = [evaluator.make_candidate(*item) for item in zip(names, cosines, costs, strict=True)]
         explored = SearchResult(evaluator.rows, evaluator, (result,), {}, has_held_out_rows=True)
         remaining = _drop_slow_views(explored, cosines, weights, spread, row_cost)
         assert float(remaining.sum()) == pytest.approx(1)
@@ -272,7 +272,7 @@ def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> No
 VIEWS: list[ViewSpec] = [
     LinearSpec("raw"),
     KernelRidgeSpec(LinearSpec("standardised"), 2),
-    ForestSpec(9, shifted=True),
+    ForestSpec(9, use_shifts=True),
     MLPSpec(LinearSpec("raw"), 1, 32, 10, 64),
 ]
 TAG_FLAGS = encode_tags(VIEWS)
@@ -304,8 +304,8 @@ def test_the_tags_of_a_view() -> None:
         (FixedConvolutionSpec(9, False, 0.1), {"convolution"}),
         (FixedConvolutionSpec(9, True, 0.1), {"convolution", "local"}),
         (ForestSpec(9), {"forest"}),
-        (ForestSpec(9, shifted=True), {"forest", "shifted"}),
-        (MLPSpec(LinearSpec("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
+        (ForestSpec(9, use_shifts=True), {"forest", "shifted"}),
+        (MLPSpec(LinearSpec("whitened"), 1, 32, 10, 64, use_shifts=True), {"learned", "whitened"}),
     ]
     for spec, tags in cases:
         (flags,) = encode_tags([spec]).tolist()

@@ -185,10 +185,10 @@ X, Y = blobs(0)
 
 
 INVALID_EFFORTS = [
-    (ModelSearch(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
-    (ModelSearch(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
+    (ModelSearch(n_folds=-1), InputError, r"`effort.n_folds` must be a whole number >= 0; got -1"),
+    (ModelSearch(n_folds=1), InputError, "`effort` must have no folds or two, .*; got n_folds=1"),
     (ModelSearch((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
-    (ModelSearch(families=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
+    (ModelSearch(families=()), InputError, "`effort` must .*linear views first; got n_folds=5, kinds "),
     (
         ModelSearch().without_family(LinearFamily),
         InputError,
@@ -223,7 +223,7 @@ def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert accuracy(fast(X), Y) > 0.9
-    search = replace(LITTLE, folds=3).with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
+    search = replace(LITTLE, n_folds=3).with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained
@@ -285,7 +285,7 @@ def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit
     views = list(encoder.iterate_views())
     assert len(views) == len(choice.views)
     weights = torch.tensor([weight for _, weight in choice.views])
-    given = torch.stack([part.sum() for part in encoder.weights.split([len(view.sizes) for view in views])])
+    given = torch.stack([part.sum() for part in encoder.weights.split([len(view.part_sizes) for view in views])])
     torch.testing.assert_close(given, weights / weights.sum())
     assert bool((encoder.weights > 0).all())
     read = {view.source for view in views if view.source is not None}

@@ -173,7 +173,7 @@ def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) 
 def test_fold_models_are_also_fitted_to_unlabelled_rows(solved: Solution) -> None:
     cv = cross_validate(solved)
     alone = cross_validate(solved._replace(selected=solved.selected._replace(unlabelled=None)))
-    for one, other in zip(cv.folds, alone.folds, strict=True):
+    for one, other in zip(cv.fold_models, alone.fold_models, strict=True):
         assert one.counts.tolist() == other.counts.tolist()
         assert not torch.equal(one.prototypes, other.prototypes)
     assert compute_metrics(predict_held_out(cv), cv.labels).accuracy > 0.9

@@ -26,9 +26,9 @@ from protonet.views.fixed_convolution import (
     FixedConvolutionSpec,
     KernelBank,
     KernelBankConfig,
+    count_kernels,
     fixed_kernels,
     list_dilations,
-    number_of_kernels,
 )
 from protonet.views.forest import FOREST, ForestFamily, ForestSpec, ForestView, max_tree_count
 from protonet.views.linear import LinearFamily, LinearSpec
@@ -43,7 +43,7 @@ def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
 
 def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
     """Walk every row down every tree."""
-    votes = torch.zeros(len(x), view.sizes[0])
+    votes = torch.zeros(len(x), view.part_sizes[0])
     for index, row in enumerate(x):
         for root in view.root:
             at = int(root)
@@ -151,12 +151,12 @@ def test_without_blocks_features_are_drawn_uniformly() -> None:
 def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
     x, y = blobs(5)
     shifts = (0, 2, -1)
-    shifted = ForestSpec(5, shifted=True).fit(TrainingRows(x, y, 5, shifts=shifts))
+    use_shifts = ForestSpec(5, use_shifts=True).fit(TrainingRows(x, y, 5, shifts=shifts))
     expected = grow(shift_rows(x, shifts), y.repeat(3), trees=5)
-    assert torch.equal(shifted(x + 0.2), expected(x + 0.2))
+    assert torch.equal(use_shifts(x + 0.2), expected(x + 0.2))
     plain = ForestSpec(5).fit(TrainingRows(x, y, 5, shifts=shifts))
     assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
-    assert [ForestSpec(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
+    assert [ForestSpec(5, use_shifts=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
 
 def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
     for fraction, trees in ((0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)):
-        assert ForestFamily().final_spec(ForestSpec(200, shifted=True), fraction) == ForestSpec(trees, shifted=True), (
-            fraction
-        )
+        assert ForestFamily().final_spec(ForestSpec(200, use_shifts=True), fraction) == ForestSpec(
+            trees, use_shifts=True
+        ), fraction
         assert ForestFamily().final_spec(ForestSpec(20), fraction) == ForestSpec(20), fraction
         assert ForestFamily().final_spec(LinearSpec("raw"), fraction) == LinearSpec("raw"), fraction
 
@@ -215,7 +215,7 @@ def slow_fractions(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
     height = dim // width
     offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
     for dilation, thresholds in zip(list_dilations(width, dim), bank.thresholds, strict=True):
-        responses = torch.zeros(len(x), number_of_kernels(), height, width)
+        responses = torch.zeros(len(x), count_kernels(), height, width)
         for row in range(height):
             for column in range(width):
                 for tap, (lower, further) in enumerate(offsets):
@@ -296,10 +296,10 @@ def test_low_weights_reduce_influence_and_equal_weights_have_no_effect() -> None
 
 def test_candidates_equal_a_fit_to_each_fold() -> None:
     x, y = draw_shifted_templates(30, 40)
-    rows = TrainingRows(x, y, 2, width=40)
+    rows = TrainingRows(x, y, 2, line_width=40)
     evaluator = CandidateEvaluator(rows, split_folds(y, 2), plan_encoder(40, 2, 1000))
     result = list(FixedConvolutionFamily().candidates(evaluator))
-    unordered = replace(evaluator, rows=replace(rows, width=0))
+    unordered = replace(evaluator, rows=replace(rows, line_width=0))
     assert list(FixedConvolutionFamily().candidates(unordered)) == []
     assert [item.spec.name for item in result] == ["convolution", "local convolution"]
     for item in result:

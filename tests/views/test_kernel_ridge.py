@@ -85,7 +85,7 @@ def test_quantized_distances_of_no_rows_one_landmark_and_nan() -> None:
 def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(5, rows=80, dim=64, noise=3.0)
     queries = blobs(6, rows=400, dim=64, noise=3.0)[0]
-    views = [view for view in KERNEL_RIDGE_SPECS if view.norm == 1 and not view.shifted]
+    views = [view for view in KERNEL_RIDGE_SPECS if view.norm == 1 and not view.use_shifts]
     for bandwidth in (0.5, 8.0):
         fitted = [fit(replace(view, bandwidth=bandwidth, ridge=0.01), x, y) for view in views]
         rounded = [score(view, queries) for view in fitted]
@@ -150,7 +150,7 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
     cosines = kernel_ridge._KernelRegression(view, source, rows, queries).cosines(4.0, ridges)
     for ridge, result in zip(ridges, cosines, strict=True):
         fitted = replace(view, bandwidth=4.0, ridge=ridge).fit(rows, source)
-        assert fitted.landmarks.shape == (min(units, 120 if view.shifted else 40), 8)
+        assert fitted.landmarks.shape == (min(units, 120 if view.use_shifts else 40), 8)
         scores = F.normalize(score(fitted, x), dim=1)
         prototypes = torch.stack([scores[y == c].mean(dim=0) for c in range(5)])
         expected = F.normalize(score(fitted, queries), dim=1) @ F.normalize(prototypes, dim=1).T
@@ -170,10 +170,10 @@ def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
     x, y = blobs(7)
     plain = replace(GAUSSIAN, bandwidth=1.0, ridge=0.1)
     source = CENTRED.fit(TrainingRows(x, y, 5)).source
-    shifted = replace(plain, shifted=True).fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)
+    use_shifts = replace(plain, use_shifts=True).fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)
     copies = torch.cat([x, torch.cat([x[:, 2:], x[:, 7:], x[:, 7:]], dim=1)])
     expected = plain.fit(TrainingRows(copies, y.repeat(2), 5), source)
-    torch.testing.assert_close(score(shifted, x), score(expected, x))
+    torch.testing.assert_close(score(use_shifts, x), score(expected, x))
     unshifted = plain.fit(TrainingRows(x, y, 5, shifts=(0, 2)), source)  # shifts are for those that ask for them
     torch.testing.assert_close(score(unshifted, x), score(plain.fit(TrainingRows(x, y, 5), source), x))
 

@@ -173,7 +173,7 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
         z = view.source(x)
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z
         assert torch.equal(view(z), expected)
-        assert view.sizes == (expected.shape[1],)
+        assert view.part_sizes == (expected.shape[1],)
 
 
 def test_robust_is_scikit_learns_up_to_scale() -> None:
@@ -233,7 +233,7 @@ def test_noise_columns_do_not_hide_an_informative_span() -> None:
     x[:, 50:56] += 1.5 * torch.randn(3, 6, generator=generator)[labels]
     right = []
     for spans in ([], [(0, 50), (50, 56), (56, 200)]):
-        search = replace(EFFORTS["fast"], shifts=False)
+        search = replace(EFFORTS["fast"], use_shifts=False)
         solution = fit_solution((x[:30], labels[:30]), effort=search, column_spans=spans)
         with torch.no_grad():
             right.append(accuracy(solution.network(x[30:]), labels[30:]))
@@ -357,11 +357,11 @@ def test_the_data_of_a_member_include_shifted_rows() -> None:
     x, y = blobs(1)
     rows = TrainingRows(x, y, 5, shifts=(0, 1))
     source = LinearSpec("standardised").fit(rows).source
-    task = build_mlp_training_data(source, rows, shifted=True)
+    task = build_mlp_training_data(source, rows, use_shifts=True)
     torch.testing.assert_close(task.inputs, source(shift_rows(x, (0, 1))))
     numbers, classes = number_by_first_row(y)
     assert torch.equal(classes[task.labels], y.repeat(2))
-    plain = build_mlp_training_data(source, rows, shifted=False)
+    plain = build_mlp_training_data(source, rows, use_shifts=False)
     torch.testing.assert_close(plain.inputs, source(x))
     assert torch.equal(plain.labels, numbers)
 
@@ -369,15 +369,15 @@ def test_the_data_of_a_member_include_shifted_rows() -> None:
 def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     x, y = blobs(2)
     source = LinearSpec("standardised").fit(TrainingRows(x, y, 5)).source
-    spec = MLPSpec(LinearSpec("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
+    spec = MLPSpec(LinearSpec("standardised"), n_mlps=2, n_hidden=3, n_steps=4, embedding_dim=12)
     view = spec.fit(TrainingRows(x, y, 5, seed=7), source)
     generator = torch.Generator().manual_seed(7)
     stack = ResidualMLPs(2, 8, 3, 12, generator)
-    task = build_mlp_training_data(source, TrainingRows(x, y, 5), shifted=False)
+    task = build_mlp_training_data(source, TrainingRows(x, y, 5), use_shifts=False)
     ((_, expected),) = train_mlps(stack, [task] * 2, 5, steps=[4], generator=generator)
     assert torch.equal(view(source(x)), torch.cat(list(expected(source(x))), dim=1))
     assert view.source is source
-    assert view.sizes == (12, 12)
+    assert view.part_sizes == (12, 12)
     assert all(parameter.requires_grad for parameter in view.mlps.parameters())
     assert not torch.equal(spec.fit(TrainingRows(x, y, 5, seed=8), source).mlps.first, view.mlps.first)
     assert spec.name == "learned: 2x3 MLP on standardised, 4 steps"

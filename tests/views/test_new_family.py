@@ -35,8 +35,8 @@ class Toy:
 
     power: float
     source: ClassVar[ViewSpec | None] = None
-    shifted: ClassVar[bool] = False
-    trained: ClassVar[bool] = False
+    use_shifts: ClassVar[bool] = False
+    is_trained: ClassVar[bool] = False
     tags: ClassVar[frozenset[str]] = frozenset()  # none that the prior knows
 
     @property
@@ -84,12 +84,12 @@ class ToyView(View):
     config_type = ToyConfig
     mean: Tensor
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each buffer by name."""
         return {"mean": (self.config.input_dim,)}
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def part_sizes(self) -> tuple[int, ...]:
         """The width of the rows."""
         return (self.config.input_dim,)
 
@@ -147,7 +147,7 @@ accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
 assert accuracy > 0.9, accuracy
 cv = cross_validate(solution)
 tensors = cross_validation_tensors(cv)
-model = Model(network=network, classes=("even", "odd"), update_state=tensors, folds=cv.folds)
+model = Model(network=network, classes=("even", "odd"), update_state=tensors, folds=cv.fold_models)
 save_model("toy.safetensors", model)
 model = load_model("toy.safetensors", for_update=True)
 with torch.no_grad():

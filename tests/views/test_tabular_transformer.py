@@ -22,9 +22,9 @@ from protonet.views import tabular_transformer
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import LinearSpec
 from protonet.views.tabular_transformer import (
-    CODE_FACTORS,
+    CLASS_CODE_FACTORS,
     MAX_ABS_Z_SCORE,
-    NUMERIC_CHANNELS,
+    N_NUMERIC_CHANNELS,
     RANK_SCALE,
     TABULAR_TRANSFORMER,
     CellEncoder,
@@ -177,10 +177,10 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
         ranks = rankdata(merged[np.argsort(np.argsort(values))])  # of values without differences by rounding
         ranks = RANK_SCALE * (2 * ranks - len(values) - 1) / len(values)
         np.testing.assert_allclose(cells[:24, column, 1], ranks, atol=1e-5)
-    assert not cells[:, [0, 1, 3], NUMERIC_CHANNELS:].any()
-    assert not cells[:, 2, :NUMERIC_CHANNELS].any()
-    codes = cells[:24, 2, NUMERIC_CHANNELS:]
-    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(N_CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
+    assert not cells[:, [0, 1, 3], N_NUMERIC_CHANNELS:].any()
+    assert not cells[:, 2, :N_NUMERIC_CHANNELS].any()
+    codes = cells[:24, 2, N_NUMERIC_CHANNELS:]
+    torch.testing.assert_close(codes.mean(dim=0), torch.zeros(N_CELL_CHANNELS - N_NUMERIC_CHANNELS), atol=1e-5, rtol=0)
     level = rows[:, 3:6].argmax(dim=1)
     assert all(len(codes[level == item].unique(dim=0)) == 1 for item in level.unique())
     constant = CellEncoder(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))
@@ -211,7 +211,7 @@ def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
 
 def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     x, y = blobs(0, rows=1500, dim=8)
-    rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
+    rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_context_rows
     thinned = TabularTransformerSpec().fit(rows)
     assert len(thinned.rows) == maximum
     assert thinned.classes.bincount().min() >= maximum // 5 - 1
@@ -242,7 +242,7 @@ def test_more_classes_than_codes_take_several_passes() -> None:
         assert candidate is not None
         return accuracy(candidate.cosines, evaluator.labels)
 
-    assert evaluate(len(CODE_FACTORS)) > evaluate(1) + 0.1
+    assert evaluate(len(CLASS_CODE_FACTORS)) > evaluate(1) + 0.1
 
 
 def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[Any]:
@@ -256,7 +256,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
     assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.passes)]
     assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
-        TabularTransformerSpec(len(CODE_FACTORS))
+        TabularTransformerSpec(len(CLASS_CODE_FACTORS))
     ]
     wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
     many = TrainingRows(
@@ -265,7 +265,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     described = replace(rows, is_class_name=torch.zeros(24, dtype=torch.bool))
     ordered = replace(rows, shifts=(0, 1, -1))
     weighed = replace(rows, weights=torch.arange(24) + 1.0)
-    long = rows.select(torch.arange(24).repeat(TABULAR_TRANSFORMER.max_labelled // 24 + 1))
+    long = rows.select(torch.arange(24).repeat(TABULAR_TRANSFORMER.max_labelled_rows // 24 + 1))
     for unusable in (wide, many, described, ordered, weighed, long):
         assert list_candidates(unusable, kind) == []
     assert list_candidates(rows, TabularTransformerFamily(0)) == []
@@ -315,7 +315,7 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
     }
     changed = tensors | change[fault]
     config["rows"] = len(changed["rows"])
-    config |= {"passes": {"passes": len(CODE_FACTORS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
+    config |= {"passes": {"passes": len(CLASS_CODE_FACTORS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
     with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|passes|rows"):
         TabularTransformerView(TabularTransformerConfig.from_json(config)).check(changed)
 

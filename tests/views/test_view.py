@@ -76,12 +76,12 @@ def test_every_view_has_a_unique_name_and_is_restored_from_its_config() -> None:
     assert {view.kind for view in views} == set(names)
     for view in views:
         z = x if view.source is None else view.source(x)
-        assert view(z).shape == (len(x), sum(view.sizes))
+        assert view(z).shape == (len(x), sum(view.part_sizes))
         restored = type(view)(view.config_type.from_json(view.config.to_json()), view.source)
         restored.check(view.state_dict())
         restored.load_state_dict(view.state_dict())
         assert torch.equal(restored(z), view(z))
-        assert restored.sizes == view.sizes
+        assert restored.part_sizes == view.part_sizes
 
 
 def test_a_config_that_is_not_trusted_is_checked() -> None:
@@ -154,7 +154,7 @@ def test_a_series_is_shifted_by_the_lags_of_given_changes() -> None:
 
 def test_an_image_is_shifted_to_its_eight_neighbours() -> None:
     x = load_digits().x
-    assert detect_feature_order(x[:200]).width == 8
+    assert detect_feature_order(x[:200]).line_width == 8
     assert set(detect_feature_order(x[:200]).shifts) == {
         row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)
     }
@@ -204,11 +204,11 @@ def test_many_rows_are_shifted_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shifted_rows_are_the_slow_loop(seed: int) -> None:
     x = torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
     offsets = (0, 2, -3)
-    shifted = shift_rows(x, offsets)
+    use_shifts = shift_rows(x, offsets)
     for copy, offset in enumerate(offsets):
         for row in range(3):
             for column in range(7):
-                assert shifted[3 * copy + row, column] == x[row, min(max(column + offset, 0), 6)]
+                assert use_shifts[3 * copy + row, column] == x[row, min(max(column + offset, 0), 6)]
     assert shift_rows(x, (0,)) is x
 
 
@@ -247,7 +247,7 @@ def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest
         for ridge in KERNEL_RIDGE_PENALTIES
     ]
     parts = []
-    for source, fold in zip(evaluator.fold_input_maps(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
+    for source, fold in zip(evaluator.fit_input_maps(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
         rows, queries = evaluator.rows.select(fold.train), evaluator.rows.features[fold.held_out]
         regression = kernel_ridge._KernelRegression(KERNEL_RIDGE_SPECS[0], require_linear_map(source), rows, queries)
         parts.append(
@@ -297,8 +297,8 @@ def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
     for shifts, index in (((0,), 0), ((0, 1, -1), 2)):
         evaluator = make_evaluator(shifts=shifts)
         tried = [*KernelRidgeFamily.for_effort("fast").candidates(evaluator), *ForestFamily(10).candidates(evaluator)]
-        assert sum(item.spec.shifted for item in tried) == index
-        assert all(item.spec.shifted == item.spec.name.startswith("shifted") for item in tried)
+        assert sum(item.spec.use_shifts for item in tried) == index
+        assert all(item.spec.use_shifts == item.spec.name.startswith("shifted") for item in tried)
 
 
 @pytest.mark.parametrize("kind", [KernelRidgeFamily(), ForestFamily()])
@@ -324,12 +324,12 @@ def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_ste
     tried = list(MLPFamily(max_sizes=2, step_counts=(1, 4)).candidates(evaluator))
     specs = [item.spec for item in tried]
     assert {item.source for item in specs} == {LinearSpec("raw")}
-    sizes = [(item.members, item.hidden, item.steps) for item in specs]  # type: ignore[attr-defined]
+    sizes = [(item.n_mlps, item.n_hidden, item.n_steps) for item in specs]  # type: ignore[attr-defined]
     assert sizes == [(1, 1, 1), (1, 32, 1), (1, 32, 4)][: len(sizes)]  # the least one is trained as short as any
     assert len(sizes) > 1
-    assert not any(item.shifted for item in specs)
-    shifted = Candidate(
-        ForestSpec(3, shifted=True), evaluator.candidates[0].cosines, evaluator.candidates[0].losses * 0
+    assert not any(item.use_shifts for item in specs)
+    use_shifts = Candidate(
+        ForestSpec(3, use_shifts=True), evaluator.candidates[0].cosines, evaluator.candidates[0].losses * 0
     )
-    evaluator.candidates.append(shifted)  # the best view so far
-    assert all(item.spec.shifted for item in MLPFamily(max_sizes=1, step_counts=(1,)).candidates(evaluator))
+    evaluator.candidates.append(use_shifts)  # the best view so far
+    assert all(item.spec.use_shifts for item in MLPFamily(max_sizes=1, step_counts=(1,)).candidates(evaluator))
