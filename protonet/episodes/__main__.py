@@ -166,20 +166,17 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
 
 
 def run_evaluate_command(arguments: Sequence[str] | None) -> None:
-    """Run an evaluation from its command line, or print a list of methods, presets or classes if an option asks for it.
-
-    With None, the arguments are read from ``sys.argv``.
-    """
+    """Run an evaluation from its command line, or print methods, presets or classes if an option asks for them."""
     parser, words = make_parser(), list(arguments or ())
     if words and not words[0].startswith("-"):
         check_known_name("command", words[0], SUBCOMMANDS)
     options = parser.parse_args(words)
-    if options.list_methods or options.list_presets or options.class_lists:
+    listing_flags = (options.list_methods, options.list_presets, options.class_lists)
+    if any(listing_flags):
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
-        from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
+        from protonet.episodes.methods.choice import format_methods  # noqa: PLC0415
 
-        write = list_methods if options.list_methods else format_presets if options.list_presets else format_class_lists
-        print(write(), end="")
+        print((format_methods, format_presets, format_class_lists)[listing_flags.index(True)](), end="")
         return
     preset: list[str] = []
     if options.preset is not None:

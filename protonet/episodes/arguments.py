@@ -19,7 +19,7 @@ from protonet.episodes.names import (
     EVALUATE_PROG,
     HEAD_INITS,
     INNER_LOOP_OBJECTIVES,
-    MAX_COUNT_SETTING,
+    MAX_CLASSES_OR_ROWS,
     OBJECTIVES,
     ROW_NORMALIZATIONS,
     TrainingPlan,
@@ -134,7 +134,7 @@ def make_train_parser() -> CommandParser:
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (low, default, text) in TRAIN_INTEGER_OPTIONS.items():
-        high = 2**63 - 1 if name == "seed" else MAX_COUNT_SETTING
+        high = 2**63 - 1 if name == "seed" else MAX_CLASSES_OR_ROWS
         other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
         other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
         add_option = add if name in TRAIN_OPTIONS_IN_HELP else episodes

@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 EVALUATE_PROG = "protonet.episodes"
-MAX_COUNT_SETTING = 10**6  #: The largest allowed number of classes and of rows per class.
+MAX_CLASSES_OR_ROWS = 10**6  #: The largest allowed number of classes and of rows per class.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".

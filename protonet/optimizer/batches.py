@@ -21,7 +21,7 @@ MATRIX_ENTRIES = ("exp_avg", "slow_avg", "exp_avg_sq", "direction")  #: Entries 
 
 
 def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
-    """Create the initial state of a slice (rows, columns) on the device of ``like``, in its dtype or float32."""
+    """Create the initial state of a slice (rows, columns), a parameter as a matrix, in ``like``'s dtype or float32."""
     like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
     state = {"embedding": torch.tensor(embedding)}
     state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}

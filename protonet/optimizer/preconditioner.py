@@ -61,7 +61,7 @@ class BasisBlock:
 
 
 def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: bool = False) -> Tensor:
-    """Transform matrices (matrices, rows, columns) to the eigenbases of their sides, or ``back`` from them."""
+    """Transform matrices (matrices, rows, columns) to the eigenbases of rows and columns, or ``back`` from them."""
     for blocks in sides:
         parts = [
             block.rotate_block(matrices, *(block.basis, block.transposed_basis)[:: 1 if back else -1])
@@ -72,7 +72,7 @@ def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: boo
 
 
 def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int) -> None:
-    """Update the log step size factor (n,) of each eigenvector: those with uphill slopes fall relative to their block.
+    """Update log step size factors (n,) of eigenvectors: uphill slopes lower a factor, relative to others of the block.
 
     ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,
     and ``block_of`` (n,) the block of each eigenvector. Factors and averages are updated in place, slopes overwritten.

@@ -234,7 +234,7 @@ def make_trained_episodes(
     order = torch.rand(n_episodes, 4 * n_shot, generator=generator).argsort(dim=1)
     support, query = indices[:, :n_shot].flatten(1).gather(1, order), indices[:, n_shot : n_shot + 3].flatten(1)
     trained = trained._replace(support_ids=support, query_ids=query)
-    rows = [trained.encoder(item.flatten(0, 1)).unflatten(0, item.shape[:2]) for item in trained.gather()]
+    rows = [trained.encoder(item.flatten(0, 1)).unflatten(0, item.shape[:2]) for item in trained.gather_inputs()]
     return Episodes(support=rows[0], support_labels=support % 4, query=rows[1], n_way=4, trained=trained), query % 4
 
 

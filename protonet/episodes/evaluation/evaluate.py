@@ -205,7 +205,7 @@ def evaluate(
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
-    """Raise an InputTypeError for arguments of `evaluate` of wrong type; ``has_take``: rows may have any dtype."""
+    """Raise an InputTypeError for arguments of `evaluate` of wrong type; if ``has_take``, rows may have any dtype."""
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
@@ -293,7 +293,7 @@ def _convert_logits(name: str, logits: object, episodes: Episodes, episode_ids: 
 
 
 def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> EpisodeScores:
-    """Compute the scores of a method from its logits, on the CPU; ``keep`` also keeps each query's predicted class."""
+    """Compute scores, on the CPU, from the logits of a method; if ``keep``, with the predicted class of each query."""
     shot = config.shot
     query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
     n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last

@@ -93,7 +93,7 @@ def compute_class_accuracies(
 
 
 def format_half_widths(rate: MeasureMean) -> str:
-    """Format the half-widths of a mean's intervals over classes and episodes, in points, such as ", ±2.10, ±0.40"."""
+    """Format the half-widths of a mean's intervals over classes and episodes, in % points, such as ", ±2.10, ±0.40"."""
     return "".join(f", ±{100 * half:.2f}" for half in rate.known_half_widths)
 
 

@@ -228,7 +228,7 @@ def format_p_value(p_value: float | None) -> str:
 
 
 def write_accuracy_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
-    """Plot the accuracies of all methods with intervals to a file, in a panel for each summary, by its title or ""."""
+    """Plot accuracies with intervals to a file, in one panel per summary; the keys are the panels' titles, or ""."""
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     height = max(0.7 * PLOT_PANEL_INCHES, 0.3 * max(len(summary.methods) for summary in summaries.values()))

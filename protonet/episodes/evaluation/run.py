@@ -46,7 +46,7 @@ from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packa
 
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 6
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
-CHANGEABLE_SETTINGS = ("against", "max_episodes")
+SETTINGS_CHANGEABLE_ON_RESUME = ("against", "max_episodes")
 PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
 STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
 
@@ -62,7 +62,7 @@ def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvalua
     positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
     for tensor in (*index, prepared.row_pool.read_rows(index.rows[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    run = {name: value for name, value in settings.items() if name not in CHANGEABLE_SETTINGS}
+    run = {name: value for name, value in settings.items() if name not in SETTINGS_CHANGEABLE_ON_RESUME}
     run |= {"plugins": prepared.plugin_versions, "methods": list(prepared.methods), "data": digest.hexdigest()}
     described: dict[str, object] = json.loads(json.dumps(run | get_package_versions()))
     return described

@@ -51,7 +51,7 @@ EPISODE_SETTING_NAMES = (
 
 @dataclass(frozen=True)
 class SuiteMember:
-    """One evaluation of a suite, of one data set and one number of shots, before it is run."""
+    """One evaluation of a suite (evaluations in one run): of one data set and one number of shots, not yet run."""
 
     shot: str  #: The number of shots, as the command line has it; "" if the protocol draws it for each episode.
     plan: EvaluationPlan  #: The settings of the evaluation.

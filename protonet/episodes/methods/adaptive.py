@@ -1,4 +1,4 @@
-"""The methods of this package: `protonet.solve` on each episode, and a fast mixture of closed-form classifiers.
+"""Methods of our own: `protonet.solve` on each episode, and a fast mixture of closed-form classifiers.
 
 `solver` fits a network to each episode. `adaptive` is similar, for batches of episodes. Each of its classifiers is
 on one feature map (view) of the rows. The weights of the mixture depend on leave-one-out losses of the support rows,
@@ -141,7 +141,7 @@ def _fit_prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: fl
 
 
 def _fit_kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit a kernel ridge regression for each bandwidth and ridge, from distances between support rows and all rows."""
+    """Fit kernel ridge regressions, one for each bandwidth and ridge, to distances of support rows, then of queries."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_squared_value, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]

@@ -156,7 +156,7 @@ def _list_entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in METHODS}
 
 
-def list_methods() -> str:
+def format_methods() -> str:
     """Format all methods with their sources and settings, for ``--list-methods``."""
     lines = ["Settings follow a method's name, as in tim:weights=1,1,1:steps=100 or FILE.py:FUNCTION:name=value."]
     for name, spec in METHODS.items():

@@ -37,7 +37,7 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1, eqs. 3 and 4.
         https://arxiv.org/abs/1803.00676
     """
-    rows, prototypes = get_unlabelled(episodes), support_means(episodes)
+    rows, prototypes = get_unlabelled_rows(episodes), support_means(episodes)
     for _ in range(steps):
         memberships = (-squared_distances(rows, prototypes) / temperature).softmax(dim=2)
         prototypes = _refine_prototypes(episodes, rows, memberships)
@@ -60,7 +60,7 @@ def semi_kmeans_cluster(
     Source: Ren et al. (2018), sec. 3.1.2, eqs. 5 and 6, with the factor 1/2 on distances over squared radii that their
         code has but the paper does not. https://arxiv.org/abs/1803.00676
     """
-    rows, prototypes = get_unlabelled(episodes), support_means(episodes)
+    rows, prototypes = get_unlabelled_rows(episodes), support_means(episodes)
     centre = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
     radii = F.pad(prototypes.new_ones(episodes.n_way), (0, 1), value=radius)
     for _ in range(steps):
@@ -93,7 +93,7 @@ def semi_kmeans_masked(
     Source: Ren et al. (2018), sec. 3.1.3, eqs. 7 to 9; their code multiplies by the mask twice.
         https://arxiv.org/abs/1803.00676
     """
-    rows, prototypes = get_unlabelled(episodes), support_means(episodes)
+    rows, prototypes = get_unlabelled_rows(episodes), support_means(episodes)
     for _ in range(steps):
         distances = squared_distances(rows, prototypes)  # (episodes, n_unlabelled, n_way)
         mean = distances.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
@@ -102,7 +102,7 @@ def semi_kmeans_masked(
     return -squared_distances(episodes.query, prototypes) / temperature
 
 
-def get_unlabelled(episodes: Episodes) -> Tensor:
+def get_unlabelled_rows(episodes: Episodes) -> Tensor:
     """Get the unlabelled rows (episodes, n_unlabelled, dim); raise an InputError if there are none."""
     if episodes.unlabelled is None:
         remedy = "Ask for unlabelled rows (`n_unlabelled` 5), or leave this method out."

@@ -95,7 +95,7 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
         algorithm 2. https://arxiv.org/abs/1703.03400
     """
     trained = get_trained_encoder(episodes, "maml")
-    return _classify_adapted(episodes, trained, trained.encoder, *trained.gather(), steps=steps, rate=rate)
+    return _classify_adapted(episodes, trained, trained.encoder, *trained.gather_inputs(), steps=steps, rate=rate)
 
 
 def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
@@ -222,7 +222,7 @@ def finetune(
     trained = get_trained_encoder(episodes)
     if head not in FINETUNE_HEADS:
         raise_input_error("finetune:head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
-    support, query = trained.gather()
+    support, query = trained.gather_inputs()
     labels, n_way = episodes.support_labels.to(support.device), episodes.n_way
     encoder, n_support, dim = trained.encoder, *support.shape[1:]
     weights: dict[str, Tensor] = dict(encoder.named_parameters())

@@ -160,7 +160,7 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute unit rows (if ``plc``, by `power_transform`), one-hot labels (episodes, n_way, n_support), and means."""
+    """Compute unit rows (if ``plc``, by `power_transform`), one-hot labels of the support, and class means."""
     joined = torch.cat([episodes.support, episodes.query], dim=1)
     rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)

@@ -1,1 +1,1 @@
-"""Samplers of few-shot episodes: protocols that draw numbered episodes, presets, and the batches that methods get."""
+"""Samplers of few-shot episodes: protocols that draw numbered episodes, options, and the batches that methods get."""

@@ -53,7 +53,7 @@ class TrainedEncoder(NamedTuple):
     #: (episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
     query_ids: Tensor | None = None
 
-    def gather(self) -> tuple[Tensor, Tensor]:
+    def gather_inputs(self) -> tuple[Tensor, Tensor]:
         """Gather the encoder's inputs for the episodes, on the encoder's device.
 
         Returns:

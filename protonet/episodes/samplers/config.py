@@ -1,4 +1,4 @@
-"""The usual N-way K-shot episodes, with ranges of ways and shots, unbalanced queries, open classes, unlabelled rows.
+"""Samplers of N-way K-shot episodes: ranges of ways and shots, unbalanced queries, open classes, unlabelled rows.
 
 `GeneralizedSampler` adds base classes to them. The other protocols are in `fixed_split` and `meta_dataset`.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.episodes.names import MAX_COUNT_SETTING
+from protonet.episodes.names import MAX_CLASSES_OR_ROWS
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
@@ -75,7 +75,7 @@ class EpisodeConfig(Sampler):
         check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
-            check_int(name, getattr(self, name), low=low, high=MAX_COUNT_SETTING)
+            check_int(name, getattr(self, name), low=low, high=MAX_CLASSES_OR_ROWS)
         if self.n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
@@ -277,7 +277,7 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         constraint = "be a pair of whole numbers, (least, most)"
         raise_input_error(argument, constraint, repr(value), remedy, kind=InputTypeError)
-    minimum, maximum = (check_int(argument, end, low=low, high=MAX_COUNT_SETTING) for end in value)
+    minimum, maximum = (check_int(argument, end, low=low, high=MAX_CLASSES_OR_ROWS) for end in value)
     if maximum < minimum:
         remedy = f"Pass ({maximum}, {minimum})."
         raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)

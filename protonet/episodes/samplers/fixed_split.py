@@ -16,7 +16,7 @@ from torch import Tensor
 from protonet._text import plural, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.names import MAX_COUNT_SETTING
+from protonet.episodes.names import MAX_CLASSES_OR_ROWS
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
     RandomStream,
@@ -140,7 +140,7 @@ class FixedSplit(Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
-        check_int("shot", self.n_shot, low=1, high=MAX_COUNT_SETTING)
+        check_int("shot", self.n_shot, low=1, high=MAX_CLASSES_OR_ROWS)
         if len(self.n_training_rows) != len(index.size) or len(self.n_training_rows) < 2:
             got = f"{len(self.n_training_rows)} for {len(index.size)}"
             remedy = "Pass the counts of all classes."

@@ -59,7 +59,7 @@ class SampledEpisodes(NamedTuple):
 
 
 class RowPool(NamedTuple):
-    """The rows that episodes are drawn from, with a function that reads them and their row indices by class."""
+    """The rows that episodes are drawn from, their indices by class, and a function that reads their features."""
 
     x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``read_rows`` instead.
     read_rows: RowReader  #: Maps indices of rows of ``x`` to their normalised features.

@@ -224,7 +224,7 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 @contextmanager
 def _open_log(path: Path | None, step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
-    """Open a log file, if any, without entries after ``step``, as a context manager.
+    """A context manager that opens a log file, if any, and removes its entries after ``step``.
 
     Yields a function that adds an entry, and the seconds of training that the log already records.
     """

@@ -218,7 +218,7 @@ def test_row_indices_do_not_reveal_classes() -> None:
         assert trained is not None
         assert trained.support_ids is not None
         assert trained.query_ids is not None
-        support, query = trained.gather()
+        support, query = trained.gather_inputs()
         assert torch.equal(support, episodes.support)
         assert torch.equal(query, episodes.query)
         for weight in trained.encoder.parameters():
@@ -299,7 +299,7 @@ def own(episodes):
     if episodes.base is not None:
         episodes.base.take(episodes.base.by_class.rows)
     if episodes.trained is not None:
-        episodes.trained.gather()
+        episodes.trained.gather_inputs()
     return protonet(episodes)
 """
 

@@ -22,7 +22,7 @@ from protonet.episodes.methods.choice import (
     choose_method,
     choose_method_grid,
     choose_methods,
-    list_methods,
+    format_methods,
     select_methods,
 )
 from protonet.episodes.methods.clustering import laplacian_shot
@@ -158,7 +158,7 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "mine")
     assert (choice.name, choice.plugin_version) == ("city:power=2", "theirs 1.2")
     assert choose_method("protonet").spec is METHODS["protonet"]  # ours stay ours
-    assert "city: of the installed mine:city_block" in list_methods()
+    assert "city: of the installed mine:city_block" in format_methods()
     with pytest.raises(InputError, match="`method` must load; got ModuleNotFoundError of lost"):
         choose_method("lost")
 

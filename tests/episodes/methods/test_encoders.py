@@ -81,7 +81,7 @@ def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: in
         assert isinstance(trained.head, LinearHead)
         layer = nn.utils.skip_init(nn.Linear, trained.head.weight.shape[1], 4)
         layer.load_state_dict(trained.head.make_initial_weights(4))
-        rows, encoder = trained.gather(), copy.deepcopy(trained.encoder)
+        rows, encoder = trained.gather_inputs(), copy.deepcopy(trained.encoder)
         if method is anil:
             rows, encoder = (episodes.support, episodes.query), nn.Identity()
         network: nn.Module = nn.Sequential(encoder, layer)
@@ -116,7 +116,7 @@ def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool)
         logits = finetune(episodes, head=head, steps=STEPS, learning_rate=RATE, augment=augment)
 
     def slow(index: int) -> Tensor:
-        support, query = (rows[index] for rows in trained.gather())
+        support, query = (rows[index] for rows in trained.gather_inputs())
         labels, encoder = episodes.support_labels[index], copy.deepcopy(trained.encoder).requires_grad_(True)
         layer = nn.utils.skip_init(nn.Linear, episodes.support.shape[2], 4)
         layer.load_state_dict({"weight": torch.zeros(4, layer.in_features), "bias": torch.zeros(4)})
