@@ -65,7 +65,7 @@ class RowsPlan:
 
 
 class DataSources(NamedTuple):
-    """What an evaluation loads: the evaluated data set, the one with the base classes, and the encoder of the rows."""
+    """The loaded inputs of an evaluation: the data set, the data set of base classes, and the encoder of the rows."""
 
     data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
     base_data: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
