@@ -107,7 +107,7 @@ class Encoder(nn.Module):
         return self._normalize_and_concatenate(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
-        """Normalize rows (n, embedding_dim), such as class means, as embeddings are: part by part.
+        """Normalize each part of rows (n, embedding_dim), such as class means, as `forward` normalizes embeddings.
 
         Each part, a block of columns, is scaled so that its norm is the square root of its weight. A part whose norm is
         nearly zero, such as the mean of opposite rows, becomes zero.

@@ -55,7 +55,7 @@ TRAINING_HASHES_ENTRY = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS_ENTRY = "positions"
 #: The largest feature that is accepted, relative to the scale of the training rows; squares of larger ones overflow.
-MAX_RELATIVE_FEATURE = 2.0**60
+MAX_RELATIVE_FEATURE_VALUE = 2.0**60
 #: Maximum rows of a batch. Rows are padded to a multiple of ``BATCH_ROW_MULTIPLE``, the float32 size of an AVX-512
 #: vector.
 PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
@@ -159,7 +159,7 @@ class TablePipeline(Model):
         attached = tuple(
             column.with_loaded_encoder(load_column_encoder, show_progress=show_progress) for column in columns
         )
-        column_modalities = {column.modality for column in columns if column.record is not None}
+        column_modalities = {column.modality for column in columns if column.encoder_record is not None}
         for name in names or ():
             if name not in {AUTO, NONE} and get_encoder_modality(name) not in column_modalities:
                 must = f"come with a model whose {get_encoder_modality(name)}s a pretrained encoder read in fit"
@@ -179,7 +179,7 @@ class TablePipeline(Model):
     @property
     def has_pretrained_encoder(self) -> bool:
         """Whether a pretrained encoder embeds a column of texts or pictures."""
-        return any(column.record is not None for column in self.fitted_columns)
+        return any(column.encoder_record is not None for column in self.fitted_columns)
 
     @property
     def has_pictures(self) -> bool:
@@ -328,7 +328,7 @@ class TablePipeline(Model):
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // BATCH_ROW_MULTIPLE) * BATCH_ROW_MULTIPLE, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(PREDICTION_BATCH_ROWS)])[: len(x)]
-        max_feature = float(self.network.encoder.scale) * MAX_RELATIVE_FEATURE  # type: ignore[arg-type]
+        max_feature = float(self.network.encoder.scale) * MAX_RELATIVE_FEATURE_VALUE  # type: ignore[arg-type]
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"

@@ -174,7 +174,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         table,
         block,
         rows.column_types,
-        keep_option=keep,
+        keep_hint=keep,
         groups=rows.groups,
         selection=selection,
         decimal=options.decimal_mark,
@@ -258,7 +258,7 @@ def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]
     """
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
-    if any(column.record is not None for column in texts):
+    if any(column.encoder_record is not None for column in texts):
         got = format_names(list(map(str, classes)))
         remedy = "Add a column description, or label rows."
         raise_input_error("classes", "name or describe classes in words", got, remedy)
@@ -289,7 +289,7 @@ def read_table_to_label(
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
         types = get_column_types(path, parse_column_types(() if page is None else page.column_type))
         selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
-        features = fit_features(table, block, types, keep_option="", selection=selection, decimal=options.decimal_mark)
+        features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative_mask = np.zeros(len(x), bool)
         if encoding is not None:

@@ -80,11 +80,11 @@ def run(options: EvaluateOptions) -> None:
     if options.report is not None:
         with show_progress(quiet=options.quiet) as progress:
             rows = [block.report_rows for block in evaluated if block.report_rows]
-            results |= compute_evaluate_details(model, table, logits, labels, rows, progress)
+            results |= compute_evaluate_report_details(model, table, logits, labels, rows, progress)
     write_results(results, json_path=options.json, report_path=options.report)
 
 
-def compute_evaluate_details(
+def compute_evaluate_report_details(
     model: TablePipeline,
     table: Table,
     logits: Tensor,
@@ -120,5 +120,5 @@ def compute_evaluate_details(
         column_names=names,
         cells=cells,
     )
-    predictions = predictions.select(known.nonzero().flatten().tolist())
+    predictions = predictions.select_rows(known.nonzero().flatten().tolist())
     return {"data": data, **compute_report_sections(predictions, logits[known], importance)}

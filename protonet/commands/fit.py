@@ -63,7 +63,7 @@ from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
 
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
-REPORT_START_FRACTION = 0.8
+MAX_TIME_FRACTION_BEFORE_REPORT = 0.8
 #: Maximum number of groups of similar outliers among the unlabelled rows, and of rows of each group, to be printed.
 MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
 #: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
@@ -159,7 +159,11 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.training_set))
-            until = deadline if limit is None or options.report is None else started + REPORT_START_FRACTION * limit
+            until = (
+                deadline
+                if limit is None or options.report is None
+                else started + MAX_TIME_FRACTION_BEFORE_REPORT * limit
+            )
             cv = cross_validate(solution, deadline=until, progress=partial(show_part_progress, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
@@ -198,7 +202,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             results |= {"unlabelled": facts} if facts else {}
             if options.report is not None and len(cv.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    results |= compute_fit_details(data, model, solution, cv, options.seed, deadline, progress)
+                    results |= compute_fit_report_details(data, model, solution, cv, options.seed, deadline, progress)
             write_results(results, json_path=options.json, report_path=options.report)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
@@ -344,7 +348,7 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
     return result | {"outlier_groups": [[unlabelled.format_location(row) for row in group] for group in outliers]}
 
 
-def compute_fit_details(
+def compute_fit_report_details(
     data: EncodedTable,
     model: TablePipeline,
     solution: Solution,
@@ -379,5 +383,5 @@ def compute_fit_details(
         column_names=names,
         cells=data.cells,
     )
-    rows = rows.select(evaluated.tolist())
+    rows = rows.select_rows(evaluated.tolist())
     return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

@@ -40,14 +40,14 @@ _WORKER_PROCESS_STATE: JsonDict = {}
 class FileTask(NamedTuple):
     """A Parquet file to be classified, and the file to which its predictions are written."""
 
-    table: Path  #: The absolute path of the Parquet file, since workers may be on other machines.
-    output: Path  #: The absolute path of the CSV file of its predictions.
+    parquet_path: Path  #: The absolute path of the Parquet file, since workers may be on other machines.
+    output_path: Path  #: The absolute path of the CSV file of its predictions.
     n_rows: int  #: The number of rows of the Parquet file.
 
     @property
     def is_done(self) -> bool:
         """Whether the output exists and is not older than the Parquet file."""
-        return self.output.exists() and self.output.stat().st_mtime_ns >= self.table.stat().st_mtime_ns
+        return self.output_path.exists() and self.output_path.stat().st_mtime_ns >= self.parquet_path.stat().st_mtime_ns
 
 
 #: A callback that gets the number of rows that were finished since its last call; its exception ends the work.
@@ -118,7 +118,7 @@ def run_file_tasks(
     left = [task for task in tasks if not task.is_done]
     total = sum(task.n_rows for task in tasks)
     for task in left:
-        task.output.parent.mkdir(parents=True, exist_ok=True)
+        task.output_path.parent.mkdir(parents=True, exist_ok=True)
     notes: dict[str, None] = {}
     if len(left) < len(tasks):
         notes[f"{plural(len(tasks) - len(left), 'file')} of {len(tasks):,} were finished earlier"] = None
@@ -265,6 +265,6 @@ def _connect_to_dask(address: str) -> Iterator[Any]:
 
 def add_file_name_to_error(error: UserError, task: FileTask) -> UserError:
     """Copy an error and add the name of the Parquet file of a task to its message, unless the message has it."""
-    if task.table.name in str(error):
+    if task.parquet_path.name in str(error):
         return error
-    return type(error)(f"{error} In {task.table.name}.", argument=error.argument)
+    return type(error)(f"{error} In {task.parquet_path.name}.", argument=error.argument)

@@ -78,12 +78,12 @@ def is_positional(field: Field[Any]) -> bool:
     return field.default is MISSING
 
 
-def parse_rows(name: str, text: str) -> list[int]:
+def parse_row_numbers(name: str, text: str) -> list[int]:
     """Parse row numbers that are separated by commas, without repetitions; ``name`` is the option in error messages."""
     return list(dict.fromkeys(parse_integer(name, row, low=0) for row in text.split(",")))
 
 
-def parse_rate(name: str, text: str) -> float:
+def parse_false_rejection_rate(name: str, text: str) -> float:
     """Parse a false-rejection rate for the option ``name``; its range is checked later, together with the model."""
     try:
         return float(text)
@@ -96,12 +96,12 @@ def parse_workers(name: str, text: str) -> int | str:
     return text if ":" in text else parse_integer(name, text, low=1)
 
 
-def parse_up_to(high: int, name: str, text: str) -> int:
+def parse_integer_up_to(high: int, name: str, text: str) -> int:
     """Parse a whole number in [0, high] for the option ``name``, which error messages name."""
     return check_int(name, parse_integer(name, text, low=0), low=0, high=high)
 
 
-_parse_count, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
+_parse_positive_integer, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
 N_DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
@@ -229,7 +229,7 @@ class PredictOptions(ReadOptions):
     unknown: float | None = option(
         "reject rows that are unlike all classes as 'unknown', at this false-rejection rate, such as 0.05",
         metavar="RATE",
-        parse=parse_rate,
+        parse=parse_false_rejection_rate,
     )
     proba: bool = option("add a column with the probability of each class", False, "--probabilities")
     row_numbers: bool = option(
@@ -271,7 +271,8 @@ class SuggestOptions(ReadOptions):
     model: Path | None = positional(_MODEL_HELP)
     table: Path = positional(_TABLE_HELP, nargs="?")
     n: int | None = option(
-        f"the number of rows (default: {N_DEFAULT_SUGGESTIONS}, or all if there are fewer)", parse=_parse_count
+        f"the number of rows (default: {N_DEFAULT_SUGGESTIONS}, or all if there are fewer)",
+        parse=_parse_positive_integer,
     )
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
@@ -288,10 +289,10 @@ class ExplainOptions(LabelOptions):
     rows: Sequence[int] | None = option(
         "explain these rows: line numbers of a text file, rows of a spreadsheet, or rows of other files from 0",
         metavar="N,N",
-        parse=parse_rows,
+        parse=parse_row_numbers,
     )
     json: Path | None = option("write all results, for all columns, .json", suffixes=(".json",))
-    seed: int = option("random seed (default: 0)", 0, parse=partial(parse_up_to, 2**63 - 1))
+    seed: int = option("random seed (default: 0)", 0, parse=partial(parse_integer_up_to, 2**63 - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +321,7 @@ class AddressOptions(CommandOptions):
         "127.0.0.1",
         metavar="ADDRESS",
     )
-    port: int = option("the port; 0 for a free one (default: 8765)", 8765, parse=partial(parse_up_to, 65535))
+    port: int = option("the port; 0 for a free one (default: 8765)", 8765, parse=partial(parse_integer_up_to, 65535))
     allowed_hosts: Sequence[str] = option("further host names of this server", ())
 
 
@@ -333,7 +334,7 @@ class PageOptions(ReadOptions, AddressOptions):
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
     label: str | None = column_option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
-    port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_up_to, 65535))
+    port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_integer_up_to, 65535))
     group: str | None = column_option(_GROUP_HELP, group="columns, initially")
     drop: Sequence[str] = column_option("columns that are not features", (), group="columns, initially")
     column_type: Sequence[str] = option(
@@ -346,8 +347,10 @@ class ServeOptions(AddressOptions):
     """The options of ``serve``."""
 
     models: Sequence[Path] = positional("model files; the file name is the model's name", nargs="+", metavar="model")
-    max_megabytes: int = option("size of a request body, MiB (default: 8)", 8, group="limits", parse=_parse_count)
-    max_requests: int = option("concurrent requests (default: 128)", 128, group="limits", parse=_parse_count)
+    max_megabytes: int = option(
+        "size of a request body, MiB (default: 8)", 8, group="limits", parse=_parse_positive_integer
+    )
+    max_requests: int = option("concurrent requests (default: 128)", 128, group="limits", parse=_parse_positive_integer)
     timeout: float = option(
         "time for a response (default: 30)", 30.0, metavar="SECONDS", group="limits", parse=_parse_seconds
     )

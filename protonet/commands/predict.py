@@ -53,7 +53,7 @@ class PredictionOutputSpec(NamedTuple):
 
     rejection_threshold: float | None  #: Rows with at most this score get the class "unknown"; None to reject no row.
     has_all_probabilities: bool  #: Whether the last columns are the probabilities of all classes.
-    row_numbers: bool  #: Whether the first column is the line number of each row, or its number in a spreadsheet.
+    has_row_numbers: bool  #: Whether the first column is the line number of each row, or its number in a spreadsheet.
     has_picture_paths: bool = False  #: Whether a column has the path of the picture of each row.
     keep_columns: bool = False  #: Whether all columns of the table are copied to the output.
 
@@ -139,10 +139,10 @@ def predict_file(
 
     def write(file: BinaryIO) -> None:
         if not task.n_rows:
-            columns = open_table_source(task.table).header if spec.keep_columns else [model.metadata.get("id")]
+            columns = open_table_source(task.parquet_path).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_csv_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
-            table = open_table(model, spec, ReadOptions(), task.table)
+            table = open_table(model, spec, ReadOptions(), task.parquet_path)
             file.write(format_csv_header(model, spec, table.extra_columns).encode())
             for block in table.blocks:
                 file.write(format_prediction_rows(model, table, spec, block).encode())
@@ -150,7 +150,7 @@ def predict_file(
             notes.extend(table.all_notes)
 
     try:
-        write_atomically(task.output, write)
+        write_atomically(task.output_path, write)
     except InputError as error:
         raise add_file_name_to_error(error, task) from None
     return notes
@@ -202,14 +202,14 @@ def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: S
     A column of predictions that would have the name of a copied column gets a suffix.
     """
     first = [*extra, *[PICTURE_COLUMN] * spec.has_picture_paths]
-    names = [ROW_NUMBER_COLUMN] * spec.row_numbers + ["class", "probability"]
+    names = [ROW_NUMBER_COLUMN] * spec.has_row_numbers + ["class", "probability"]
     names += [f"P({name})" for name in model.classes] if spec.has_all_probabilities else []
     used = set(first)
     for index, name in enumerate(names):
         suffixed = (f"{name} (predicted{f' {repetition}' if repetition > 1 else ''})" for repetition in count(1))
         names[index] = next(candidate for candidate in chain([name], suffixed) if candidate not in used)
         used.add(names[index])
-    return format_csv([[*names[: spec.row_numbers], *first, *names[spec.row_numbers :]]])
+    return format_csv([[*names[: spec.has_row_numbers], *first, *names[spec.has_row_numbers :]]])
 
 
 def format_predicted_classes(
@@ -237,7 +237,7 @@ def format_prediction_rows(model: TablePipeline, table: Table, spec: PredictionO
     if spec.has_all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{probability:.6g}" for probability in row]
-    columns = [np.array(block.positions)] * spec.row_numbers + [*block.extra_columns]
+    columns = [np.array(block.positions)] * spec.has_row_numbers + [*block.extra_columns]
     if spec.has_picture_paths:
         columns.append(block.columns[(model.columns or ()).index(PICTURE_COLUMN)])
     extra = [[escape_formula(str(cell)) for cell in column.tolist()] for column in columns]

@@ -229,7 +229,7 @@ class EvaluatedRows:
     column_names: Sequence[str]  #: The name of each column.
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
 
-    def select(self, indices: Sequence[int]) -> EvaluatedRows:
+    def select_rows(self, indices: Sequence[int]) -> EvaluatedRows:
         """Copy the rows at ``indices`` (from 0, among the rows of this object), in this order."""
         rows = torch.tensor(indices, dtype=torch.long)
         return replace(
@@ -323,7 +323,7 @@ def collect_predictions(rows: EvaluatedRows, column_order: Sequence[int]) -> Jso
         half = MAX_REPORTED_PREDICTIONS // 2
         others = sorted(ranked[half:])
         chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
-        rows, points = rows.select(chosen), points[torch.tensor(chosen)]
+        rows, points = rows.select_rows(chosen), points[torch.tensor(chosen)]
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
     shown = column_order[:MAX_SHOWN_COLUMNS] if rows.cells else []
@@ -346,14 +346,13 @@ def collect_predictions(rows: EvaluatedRows, column_order: Sequence[int]) -> Jso
 def compute_importance(
     cv: CrossValidation,
     column_names: Sequence[str],
-    n_features: Sequence[int],
+    n_features_per_column: Sequence[int],
     seed: int,
     deadline: float,
     progress: FitProgress,
 ) -> JsonDict | None:
     """Compute the permutation importance of each column by `rank_columns_by_importance`.
 
-    ``n_features`` is the number of features of each column.
     Returns None if the ``deadline``, a time of ``time.monotonic()``, passed or an embedding overflowed.
     """
 
@@ -365,7 +364,7 @@ def compute_importance(
     generator = torch.Generator().manual_seed(seed)
     try:
         return rank_columns_by_importance(
-            cv, column_names, n_features, generator, check_deadline, MAX_IMPORTANCE_PREDICTIONS
+            cv, column_names, n_features_per_column, generator, check_deadline, MAX_IMPORTANCE_PREDICTIONS
         )
     except (TimeoutError, FloatingPointError):
         return None

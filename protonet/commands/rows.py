@@ -75,7 +75,7 @@ def warn_similar_names(names: Sequence[str | int]) -> list[str]:
 
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format the first results of `detect_respellings`; differences that cannot be seen are named."""
+    """Format the first results of `detect_respellings`; invisible differences are described in words."""
     pairs = []
     for name, known in respellings.items():
         visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]

@@ -52,10 +52,10 @@ class GlyphJitter:
     All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``.
     """
 
-    max_rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
+    max_rotation_radians: float = np.pi / 15  #: Largest rotation to either side, in radians.
     max_shear: float = 0.15  #: Largest shear to either side.
     max_scale: float = 1.15  #: Largest scale factor along either axis; the smallest factor is 1 / 1.15.
-    max_shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
+    max_shift_pixels: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
 GLYPH_RENDERING, GLYPH_JITTER = GlyphRendering(), GlyphJitter()
@@ -233,9 +233,9 @@ def _distort_image(image: Image, generator: np.random.Generator) -> np.ndarray:
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
     centre = GLYPH_RENDERING.canvas_side / 2
-    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.max_rotation, GLYPH_JITTER.max_shear)
+    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.max_rotation_radians, GLYPH_JITTER.max_shear)
     scale = GLYPH_JITTER.max_scale ** generator.uniform(-1, 1, 2)  # (2,)
-    shift = generator.uniform(-GLYPH_JITTER.max_shift, GLYPH_JITTER.max_shift, 2)  # (2,)
+    shift = generator.uniform(-GLYPH_JITTER.max_shift_pixels, GLYPH_JITTER.max_shift_pixels, 2)  # (2,)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     inverse = rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
     offset = centre - inverse @ (centre + shift)  # (2,)

@@ -41,7 +41,7 @@ class EmbeddingCache:
         self._connect()
 
     def _connect(self) -> None:
-        """Open the file, or create it if it does not exist."""
+        """Open the SQLite file of the cache, or create it if it does not exist."""
         if self.path is not None:
             with self._handle_errors():
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -91,7 +91,7 @@ def load_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> 
             raise ImportError(name="sentence_transformers")
 
     @cache
-    def load() -> Any:
+    def load_network() -> Any:
         with _quiet_and_offline():
             from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
 
@@ -103,13 +103,13 @@ def load_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> 
                 _raise_unusable_network(folder, error)
 
     def embed(texts: Sequence[str]) -> np.ndarray:
-        network = load()
+        network = load_network()
         with _quiet_and_offline():
             return np.asarray(network.encode(list(texts), batch_size=TEXTS_PER_BATCH, show_progress_bar=False))
 
     width, limit = _read_embedding_width_and_max_tokens(folder, modules)
     if width is None or limit is None:
-        width, limit = embed(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
+        width, limit = embed(["a"]).shape[1], load_network().max_seq_length or DEFAULT_MAX_TOKENS
     settings = sorted({path for pattern in SETTINGS_FILE_PATTERNS for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
     compute = _average_over_pieces(embed, folder / TOKENIZER_FILE, limit, width)

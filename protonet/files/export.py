@@ -64,7 +64,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
         features, uninformative_mask = add_column_encoding(graph, names, model.encoding)
         inputs = []
         for name, column in zip(names, model.encoding.columns, strict=True):
-            dtype = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
+            dtype = TensorProto.STRING if column.column_type == "category" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(name, dtype, ["n", 1]))
     embedding = encoder.add_to_graph(graph, features)
     prototypes = network.prototypes / network.temperature
@@ -105,7 +105,9 @@ def add_column_encoding(graph: OnnxGraph, names: Sequence[str], encoding: Encodi
     outputs = [output for output in added if output is not None]
     if len(outputs) < len(added):
         columns = zip(names, encoding.columns, added, strict=True)
-        unsupported = [f"{to_printable(name)} ({column.kind})" for name, column, output in columns if output is None]
+        unsupported = [
+            f"{to_printable(name)} ({column.column_type})" for name, column, output in columns if output is None
+        ]
         remedy = "Fit again without these columns (--drop), or encode them as numbers first."
         raise_input_error("model", "have columns that ONNX can encode", ", ".join(unsupported), remedy)
     features, masks = zip(*outputs, strict=True)

@@ -149,7 +149,7 @@ class LabelApi:
         posts |= {"add": self.add_texts, "jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.show_page, "/picture": self.show_picture, "/download": self.download}
-        gets |= {"/api/state": self.describe_table, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
+        gets |= {"/api/state": self.describe_table, "/api/map": self.get_scatter_plot, "/api/jobs": self.list_jobs}
         routes = [
             Route(f"/api/{name}", make_handler(answer, is_action=True), methods=["POST"])
             for name, answer in posts.items()
@@ -312,9 +312,9 @@ class LabelApi:
         """Answer with the cells of the requested rows."""
         return list(map(self.queue.row_to_dict, self.get_rows(action)))
 
-    async def project_rows(self, _: Request) -> object:
-        """Answer with the coordinates of rows in the page's scatter plot, computed by `LabelQueue.project_rows`."""
-        return await self.run_in_thread(self.queue.project_rows)
+    async def get_scatter_plot(self, _: Request) -> object:
+        """Answer with the points of the page's scatter plot, computed by `LabelQueue.compute_scatter_plot`."""
+        return await self.run_in_thread(self.queue.compute_scatter_plot)
 
     async def list_jobs(self, _: object) -> object:
         """Answer with the state of the jobs: running, error, metrics of the last fit, and names of exported files."""

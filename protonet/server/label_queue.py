@@ -54,7 +54,7 @@ class RowLease:
 class LabelQueue:
     """Suggests rows to label to the clients of the labelling page, and saves the labels that they send.
 
-    Methods that change labels must be called from one thread; `project_rows` and `try_row` may be called from others.
+    Methods that change labels must be called from one thread; `compute_scatter_plot` and `try_row` need not.
     """
 
     session: LabelSession  #: The table, its labels, and the network fitted last.
@@ -301,8 +301,8 @@ class LabelQueue:
         return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
-    def project_rows(self) -> dict[str, object]:
-        """Project rows to two dimensions, by their logits, for a scatter plot.
+    def compute_scatter_plot(self) -> dict[str, object]:
+        """Compute the points of a scatter plot of rows, by projecting logits to two dimensions.
 
         Returns:
             Lists with an item per point: ``row``, the row index; ``x`` and ``y``, coordinates in [-1, 1]; ``predicted``

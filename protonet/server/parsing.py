@@ -25,7 +25,7 @@ from starlette.requests import Request
 from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
 from protonet.errors import UserError, raise_input_error, rename_argument
-from protonet.pipeline import MAX_RELATIVE_FEATURE, TablePipeline
+from protonet.pipeline import MAX_RELATIVE_FEATURE_VALUE, TablePipeline
 from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
@@ -155,7 +155,7 @@ def list_content_types(model: TablePipeline) -> list[str]:
 
 def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     """Compute the maximal absolute value that requests may have in each column: a multiple of its training scale."""
-    limit = float(model.network.encoder.scale) * MAX_RELATIVE_FEATURE  # type: ignore[arg-type]
+    limit = float(model.network.encoder.scale) * MAX_RELATIVE_FEATURE_VALUE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
     # Slightly below the limit, because standardized numbers are rounded.
     scales = [1.0 if plain else getattr(column, "scale", 1.0) * (1 - 2**-20) for column in model.fitted_columns]
@@ -186,7 +186,7 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
 
 @contextmanager
 def hide_temporary_paths(folder: str) -> Iterator[None]:
-    """Replace paths in a temporary folder by "the request" or the row, in messages of InputErrors in the context."""
+    """Replace paths in a temporary folder, in messages of InputErrors in the context, by "the request" or the row."""
     try:
         yield
     except UserError as error:
@@ -227,7 +227,7 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
     pictures = [modality == "picture" for modality in model.column_modalities]
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
-        rows = [order_cells(row, model.columns, index) for index, row in enumerate(rows)]
+        rows = [order_row_cells(row, model.columns, index) for index, row in enumerate(rows)]
     cells = None if any(pictures) else rows_to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # NumPy reads booleans as numbers
         if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
@@ -316,7 +316,7 @@ def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) ->
     """Format the number of missing cells per column as a list of at most one note; empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
-        test = is_missing_or_missing_word if column.kind in {"number", "date"} else is_missing
+        test = is_missing_or_missing_word if column.column_type in {"number", "date"} else is_missing
         if missing := int(test(cells).sum()):
             counts.append(f"{missing} of {len(cells)} in {to_printable(name)}")
     return [f"missing values: {', '.join(counts)}"] if counts else []
@@ -328,7 +328,7 @@ def check_row_count(n: int) -> None:
         raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
-def order_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int) -> list[JsonCell]:
+def order_row_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int) -> list[JsonCell]:
     """Return the cells of a row in the order of the columns, without cells of other columns.
 
     A list is returned unchanged. ``row_number`` is the index of the row in error messages.

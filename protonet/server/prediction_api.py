@@ -329,7 +329,7 @@ class PredictionApi:
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
             header = format_csv_header(
-                model, PredictionOutputSpec(threshold, bool(query.return_probabilities), row_numbers=False), []
+                model, PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False), []
             )
             return Response(header + format_csv(lines), media_type=CSV_TYPE)
         classes = list(map(str, model.classes))

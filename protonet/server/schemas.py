@@ -264,7 +264,7 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
 def list_input_tensors(model: TablePipeline) -> list[TensorMetadata]:
     """List a model's input tensors in KServe's protocol: one per column, or a single one if columns have no names."""
     inputs = [
-        TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
+        TensorMetadata(name, [-1], "FP64" if column.column_type == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
     ]
     return inputs or [TensorMetadata("x", [-1, len(model.column_modalities)], "FP64")]
@@ -278,7 +278,7 @@ def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
     picture = {"type": "string", "contentEncoding": "base64", "format": "picture"}
     for column, limit in zip(model.fitted_columns, compute_max_column_magnitudes(model), strict=True):
         schemas: JsonDict = {"number": number | {"minimum": -limit, "maximum": limit}, "date": date, "picture": picture}
-        cells.append(schemas.get(column.modality or column.kind, {"type": CELL_JSON_TYPES}))
+        cells.append(schemas.get(column.modality or column.column_type, {"type": CELL_JSON_TYPES}))
     return cells
 
 

@@ -156,7 +156,7 @@ class DriftMonitor:
             return f"most rows have rare or unknown categories; in training {100 * rare:.2g} % had"
         if "quantiles" not in statistics or counts.minimum > counts.maximum:  # there were no numbers
             return ""
-        another_unit = "; another unit?" if column.kind == "number" else ""
+        another_unit = "; another unit?" if column.column_type == "number" else ""
         low, *_, high = statistics["quantiles"]
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
         per_class = self.training_statistics["per_class"]

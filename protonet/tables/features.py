@@ -35,11 +35,11 @@ from protonet.tables.numeric_formats import (
     describe_numeric_formats,
     detect_numeric_conversion,
 )
-from protonet.tables.suspicious import GroupColumn, detect_group_column, explain_leakage, explain_row_index
+from protonet.tables.suspicious import GroupColumnEvidence, detect_group_column, explain_leakage, explain_row_index
 from protonet.tables.table import RowBlock, Table
 
 #: Number of cells of a column that are examined to detect paths of pictures.
-N_EXAMINED_PATHS = 3
+N_EXAMINED_PATH_CELLS = 3
 #: Maximum number of columns with invalid cells for the same reason that get a note of their own.
 MAX_INVALID_COLUMN_NOTES = 3
 #: The selection of no pretrained encoder, neither for texts nor for pictures.
@@ -62,7 +62,7 @@ def fit_features(
     block: RowBlock,
     column_types: Mapping[str, str],
     *,
-    keep_option: str | None,
+    keep_hint: str | None,
     groups: np.ndarray | None = None,
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
@@ -73,7 +73,7 @@ def fit_features(
         table: The training table.
         block: All labelled rows of the table, n in number.
         column_types: The column types that the user has set, by the names of the columns.
-        keep_option: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
+        keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
             columns.
         groups: (n,) int64, the group of each row. Cross-validation holds out the rows of a group together. None if
             there are no groups.
@@ -96,7 +96,7 @@ def fit_features(
     inferred = fit_columns(
         cells,
         column_types,
-        keep_option=keep_option,
+        keep_hint=keep_hint,
         selection=selection,
         decimal=decimal,
         has_semicolons=table.has_semicolons,
@@ -129,7 +129,7 @@ def fit_features(
 
 def _are_picture_paths(cells: np.ndarray) -> bool:
     """Test whether the first cells (n,) of a column are paths of existing picture files."""
-    paths = [text_to_path(str(cell)) for cell in cells[:N_EXAMINED_PATHS]] if cells.dtype.kind == "O" else []
+    paths = [text_to_path(str(cell)) for cell in cells[:N_EXAMINED_PATH_CELLS]] if cells.dtype.kind == "O" else []
     return bool(paths) and all(path.suffix.lower() in IMAGE_SUFFIXES and path.is_file() for path in paths)
 
 
@@ -137,7 +137,7 @@ def fit_columns(
     columns: Mapping[str, np.ndarray],
     column_types: Mapping[str, str],
     *,
-    keep_option: str | None,
+    keep_hint: str | None,
     argument: str = "column_type",
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
@@ -168,11 +168,11 @@ def fit_columns(
     numeric = _select_numeric_columns(inferred)
     if decimal is None and (order := choose_numeric_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
-    for name, (column, *_) in inferred.items() if keep_option is not None else ():
+    for name, (column, *_) in inferred.items() if keep_hint is not None else ():
         if name not in column_types and column is not None and column.is_fully_numeric:
             reason = explain_row_index(name, column.comparable_values(columns[name]).astype(np.float64))
             if reason:
-                inferred[name] = InferredType(None, f"{reason} ({keep_option})" if keep_option else reason)
+                inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
     constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
@@ -227,7 +227,7 @@ def detect_suspicious_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
     """Return warnings about columns that leak labels or identify groups, and the indices of the group columns."""
-    notes, group_columns = [], dict[int, GroupColumn]()
+    notes, group_columns = [], dict[int, GroupColumnEvidence]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
         values = column.comparable_values(cells)
@@ -259,7 +259,7 @@ def _select_distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.nd
     return rows[np.sort(np.unique(pairs, axis=1, return_index=True)[1])]
 
 
-def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
+def describe_group_columns(groups: Mapping[str, GroupColumnEvidence]) -> list[str]:
     """Format a warning about columns that seem to identify groups of rows; an empty list if there are none."""
     if not groups:
         return []

@@ -254,7 +254,7 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
         columns = dict(zip(frame.names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical_names if _has_repeated_level(columns[name])} | kinds
         hint, argument = "column_kinds keeps it", "column_kinds"
-        fitted = fit_columns(columns, kinds, keep_option=hint, argument=argument, selection=selection)
+        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
     summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
     summary = {} if frame.data_frame is None else dict(zip(frame.names, summaries, strict=True))

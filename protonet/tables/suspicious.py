@@ -70,7 +70,7 @@ _GROUP_NAME_PATTERN = re.compile(f"(?:{_GROUP_NOUNS})(?:(?:e?n|s)?(?:{_ID_SUFFIX
 _ID_SUFFIX_PATTERN, _ID_PATTERN = re.compile(_ID_SUFFIXES), re.compile(_ID_WORDS)
 
 
-class GroupColumn(NamedTuple):
+class GroupColumnEvidence(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
     evidence_points: int  #: Points of evidence, at least `GroupColumnThresholds.min_evidence_points`.
@@ -82,7 +82,9 @@ class GroupColumn(NamedTuple):
         return self.evidence_points >= GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
 
 
-def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
+def detect_group_column(
+    name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool
+) -> GroupColumnEvidence | None:
     """Detect whether a column identifies groups of rows, such as persons.
 
     The values must determine the class of nearly all rows. Further evidence gives points:
@@ -133,7 +135,11 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
         return None
     equal_sizes = counts[repeated].var() <= GROUP_COLUMN_THRESHOLDS.max_group_size_dispersion * counts[repeated].mean()
     points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
-    return GroupColumn(points, len(class_counts)) if points >= GROUP_COLUMN_THRESHOLDS.min_evidence_points else None
+    return (
+        GroupColumnEvidence(points, len(class_counts))
+        if points >= GROUP_COLUMN_THRESHOLDS.min_evidence_points
+        else None
+    )
 
 
 def score_group_name(name: str) -> int:

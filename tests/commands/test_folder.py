@@ -249,6 +249,6 @@ def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
     save_model(other, replace(load_model(model), metadata={}))
     write_rows(tmp_path / "none.parquet", 0, 0)
     task = FileTask(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
-    spec = PredictionOutputSpec(None, has_all_probabilities=False, row_numbers=False)
+    spec = PredictionOutputSpec(None, has_all_probabilities=False, has_row_numbers=False)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
         predict_file(str(other), digest, None, spec, task, lambda rows: None)

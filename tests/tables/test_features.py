@@ -41,7 +41,7 @@ def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, R
 
 
 def fit(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> TableFeatures:
-    return fit_features(*make(columns), kinds or {}, keep_option=None if named else "--columns keeps it")
+    return fit_features(*make(columns), kinds or {}, keep_hint=None if named else "--columns keeps it")
 
 
 def repeat(*cells: str) -> list[str]:
@@ -59,7 +59,7 @@ def test_labels_are_not_used() -> None:
         "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
     }
     first = fit(columns)
-    other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_option="--columns keeps it")
+    other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_hint="--columns keeps it")
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
     assert first.encoding is not None
@@ -142,7 +142,7 @@ def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = RowBlock([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
     table = Table(columns=None, blocks=iter([block]), position_format="row {} (counted from 0)", notes=[])
-    features = fit_features(table, block, {}, keep_option="--columns keeps it")
+    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
     assert (features.encoding, features.columns) == (None, None)
     assert features.x.dtype == np.float32
     assert np.array_equal(features.x, x)
@@ -150,7 +150,7 @@ def test_arrays(tmp_path: Path) -> None:
     x[3, 1] = np.nan
     with pytest.raises(InputError, match=r"have finite numbers; got 'nan' in column 1, row 3 \(counted from 0\)"):
         encode_block(table, block, None)
-    features = fit_features(table, block, {}, keep_option="--columns keeps it")
+    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
     assert isinstance(features.encoding, Encoding)
     assert features.x.shape == (N, 3)
     assert np.isfinite(features.x).all()
@@ -212,7 +212,7 @@ def make_numeric(columns: list[list[str]], *, semicolons: bool = False) -> tuple
 
 
 def fit_numeric(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:
-    return fit_features(*make_numeric(columns, semicolons=semicolons), {}, keep_option=None, decimal=decimal)
+    return fit_features(*make_numeric(columns, semicolons=semicolons), {}, keep_hint=None, decimal=decimal)
 
 
 def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:

@@ -159,7 +159,7 @@ def morlet_filter_spectra() -> Tensor:
 
 
 @cache
-def _crop_filters(side: int) -> Tensor:
+def _crop_filter_spectra(side: int) -> Tensor:
     """Crop the filters to the low frequencies of pictures with ``side`` pixels per side."""
     return _crop_spectrum(morlet_filter_spectra(), side)
 
@@ -198,13 +198,13 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     finer = torch.arange(orientations)
     for scale in range(scales):
         size = min(side, side >> (scale - 1) if scale else side)
-        shrunk = _crop_spectrum(spectrum, size) * _crop_filters(size)[scale] * (size / side) ** 2
+        shrunk = _crop_spectrum(spectrum, size) * _crop_filter_spectra(size)[scale] * (size / side) ** 2
         responses = torch.fft.ifft2(shrunk).abs()  # (n, orientations, size, size)
         first.append(F.adaptive_avg_pool2d(responses, DESCRIPTORS.cells_per_side))
         again = torch.fft.fft2(responses) if scale + 1 < scales else responses
         for coarser in range(scale + 1, scales):
             small = side >> (coarser - 1)
-            cut = _crop_spectrum(again, small)[:, :, None] * _crop_filters(small)[coarser] * (small / size) ** 2
+            cut = _crop_spectrum(again, small)[:, :, None] * _crop_filter_spectra(small)[coarser] * (small / size) ** 2
             means = torch.fft.ifft2(_subsample_spectrum(cut)).abs().mean(dim=(3, 4))  # (n, finer, coarser)
             second.append(means[:, finer, turned])  # (n, turns, orientations)
     return torch.cat(first, dim=1).flatten(1), torch.stack(second, dim=1)

@@ -29,7 +29,7 @@ class FittedColumn(ABC):
     The methods take cells (n,) of one of three types: text without surrounding spaces (object), numbers or datetime64.
     """
 
-    kind: ClassVar[str]  #: Name of the column type, such as "number", in model files, messages and options.
+    column_type: ClassVar[str]  #: Name of the column type, such as "number", in model files, messages and options.
     #: "text" or "picture" if a pretrained network of this modality can embed the cells; None for other types.
     modality: ClassVar[str | None] = None
     #: Whether rows with equal cells may belong together, as the rows of one person do.
@@ -65,7 +65,7 @@ class FittedColumn(ABC):
         return []
 
     @property
-    def record(self) -> EncoderRecord | None:
+    def encoder_record(self) -> EncoderRecord | None:
         """The record that identifies the pretrained network of the column; None if no network embeds its cells."""
         return None
 
@@ -114,7 +114,7 @@ class FittedColumn(ABC):
     @property
     def invalid_reason(self) -> str:
         """The phrase by which messages explain an invalid cell, such as "not a number, treated as missing"."""
-        return f"not a {self.kind}, treated as missing"
+        return f"not a {self.column_type}, treated as missing"
 
     @abstractmethod
     def summary(self) -> str:

@@ -43,7 +43,7 @@ class Category(FittedColumn):
     levels: tuple[str, ...]
     level_counts: tuple[int, ...] = field(metadata={"key": "counts"})  #: The number of training rows of each level.
     n_rows: int = field(metadata={"key": "rows"})  #: The number of training rows.
-    kind: ClassVar[str] = "category"
+    column_type: ClassVar[str] = "category"
     max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are never an error.
 
     @classmethod

@@ -32,7 +32,7 @@ from protonet.views.config import UntrustedComponent, raise_unless
 
 #: The class of every column type, by its name in model files.
 COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
-    cls.kind: cls for cls in (Numeric, Category, Date, Text, EmbeddedText, Picture)
+    cls.column_type: cls for cls in (Numeric, Category, Date, Text, EmbeddedText, Picture)
 }
 
 
@@ -60,7 +60,7 @@ class Encoding:
     def summary(self) -> list[str] | None:
         """A one-line summary of each column; None if all columns are plain numbers without missing values."""
         summaries = [column.summary() for column in self.columns]
-        return None if set(summaries) == {Numeric.kind} else summaries
+        return None if set(summaries) == {Numeric.column_type} else summaries
 
     @property
     def n_features_per_column(self) -> list[int]:
@@ -125,7 +125,7 @@ class Encoding:
         """Compute a mask (n,) bool of rows whose cells (n,) of all columns are uninformative, such as missing."""
         uninformative_mask = np.ones(len(cells[0]), bool)
         # Embedded columns come last: they are slow, and few rows remain.
-        pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
+        pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].encoder_record is not None)
         for column, values in pairs:
             rows = np.flatnonzero(uninformative_mask)
             if not len(rows):
@@ -141,7 +141,7 @@ class Encoding:
 
     def describe_columns(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
         """Describe the columns for a model file: JSON values of each, and all tensors by index and name."""
-        described = [{"kind": column.kind, **column.stored_values()} for column in self.columns]
+        described = [{"kind": column.column_type, **column.stored_values()} for column in self.columns]
         tensors = {
             f"{index}.{name}": torch.from_numpy(values)
             for index, column in enumerate(self.columns)

@@ -120,7 +120,7 @@ class Numeric(OrderedColumn):
     """A fitted column of numbers, written in one of ``NUMERIC_FORMATS``."""
 
     unit: str = ""  #: The unit of measurement that training cells name, such as "kg"; "" if they name none.
-    kind: ClassVar[str] = "number"
+    column_type: ClassVar[str] = "number"
 
     @classmethod
     def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
@@ -230,7 +230,7 @@ class Date(OrderedColumn):
 
     cycles: tuple[str, ...]
     """The names of the ``CYCLE_DAYS`` by which dates are encoded, as they are spread over them."""
-    kind: ClassVar[str] = "date"
+    column_type: ClassVar[str] = "date"
     may_be_group: ClassVar[bool] = False  #: Equal dates identify no group: most tables have many rows of the same day.
 
     @classmethod
@@ -268,7 +268,7 @@ class Date(OrderedColumn):
         return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """Compute two features (n,) for each cycle: cosine and sine of the phase of days (n,), on a small circle."""
+        """Compute two features (n,) for each cycle: cosine and sine of the phase of days (n,), scaled."""
         angles = [2 * math.pi * filled / CYCLE_DAYS[name] for name in self.cycles]
         return [CYCLE_FEATURE_SCALE * function(angle) for angle in angles for function in (np.cos, np.sin)]
 

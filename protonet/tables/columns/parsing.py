@@ -382,7 +382,7 @@ def infer_interval_format(cells: Iterable[str], format_order: Sequence[str] = PO
     marks = ("comma", "point") if format_order.index("comma") < format_order.index("point") else ("point", "comma")
 
     def list_non_intervals(mark: str, unit: str | None) -> list[str]:
-        """List the first two cells that are no intervals in this unit."""
+        """List the first two cells that are not intervals with this decimal mark and unit."""
         return list(islice((cell for cell in cells if math.isnan(parse_interval(cell, mark, unit))), 2))
 
     for mark in marks if len(cells) > 2 else ():
@@ -424,7 +424,7 @@ def parse_date(cell: str, date_format: str) -> float:
 
 @lru_cache(maxsize=2 * N_PROBED_CELLS)
 def _reorder_date(cell: str) -> str:
-    """Remove the weekday and "GMT" from a date, and move a time behind the date; cached, since many formats follow."""
+    """Remove the weekday and "GMT" from a date, and move a time behind it; cached, as cells are parsed repeatedly."""
     return _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
 
 

@@ -31,7 +31,7 @@ class Picture(FittedColumn):
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
-    kind: ClassVar[str] = "picture"
+    column_type: ClassVar[str] = "picture"
     modality: ClassVar[str | None] = "picture"
     may_be_group: ClassVar[bool] = False
 
@@ -81,7 +81,7 @@ class Picture(FittedColumn):
         return None if self.embedding is None else self.embedding.encode_class_names(texts.tolist())
 
     @property
-    def record(self) -> EncoderRecord | None:
+    def encoder_record(self) -> EncoderRecord | None:
         """The record that identifies the pretrained network; None if there is none."""
         return None if self.embedding is None else self.embedding.record
 

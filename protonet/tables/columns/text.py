@@ -78,7 +78,7 @@ class Text(FittedColumn):
     mean: np.ndarray  #: (components,) the mean of the training rows, which is subtracted.
     #: Whether the weights of words and of character n-grams are scaled to norm 1 separately.
     normalize_separately: bool = field(default=True, metadata={"key": "apart"})
-    kind: ClassVar[str] = "text"
+    column_type: ClassVar[str] = "text"
     modality: ClassVar[str | None] = "text"
 
     @classmethod
@@ -308,7 +308,7 @@ class EmbeddedText(FittedColumn):
     embedding: ColumnEmbedding  #: The embedding by the pretrained network.
     words: Text  #: The principal components of the words; the column may have no such features.
     weight: float = 1.0  #: The factor of all features, less than 1 if they would outweigh other columns.
-    kind: ClassVar[str] = "embedded text"
+    column_type: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
     outweighs_other_columns: ClassVar[bool] = True
     #: Texts without a known word are never an error. The prediction for such rows is the class frequencies.
@@ -375,7 +375,7 @@ class EmbeddedText(FittedColumn):
         return "a text without a word that the model knows, treated as missing"
 
     @property
-    def record(self) -> EncoderRecord:
+    def encoder_record(self) -> EncoderRecord:
         """The record that identifies the pretrained network."""
         return self.embedding.record
 
@@ -390,7 +390,7 @@ class EmbeddedText(FittedColumn):
     def summary(self) -> str:
         """Summarize the network and the components of the words in one line, for users."""
         words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_name_suffixes else ""
-        return f"text by {self.record.summary()}{words}"
+        return f"text by {self.encoder_record.summary()}{words}"
 
     def stored_values(self) -> dict[str, object]:
         """Return the settings of the embedding and of the words, and the weight, as a dict of JSON values."""

@@ -158,11 +158,11 @@ def test_few_rows() -> None:
         (["a 1", "b 2", "c 3"], "category"),
     ):
         column = infer(objects(cells))
-        assert column.kind == kind
+        assert column.column_type == kind
         assert np.isfinite(column.encode(objects(cells))).all()
     assert infer_column_type(objects(["a"])).drop_reason == "constant"
     levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_category_levels + 1)]
-    assert infer(objects(levels[:-1])).kind == "category"
+    assert infer(objects(levels[:-1])).column_type == "category"
     assert infer_column_type(objects(levels)).column is None  # a name for each row
 
 
@@ -170,10 +170,10 @@ def test_few_invalid_cells_are_missing_and_many_make_a_category() -> None:
     cells = objects(range(N))
     cells[5] = "broken"
     column = infer(cells)
-    assert column.kind == "number"
+    assert column.column_type == "number"
     assert column.is_invalid(cells).nonzero()[0].tolist() == [5]
     column = infer(cycle("1", "2", "red", "green"))
-    assert column.kind == "category"
+    assert column.column_type == "category"
 
 
 class TestNamedTypes:
@@ -194,7 +194,7 @@ class TestNamedTypes:
         for kind, cells in cases:
             column = fit_column_as("a", kind, cells).column
             assert column is not None, kind
-            assert column.kind == kind, kind
+            assert column.column_type == kind, kind
             assert np.isfinite(column.encode(cells)).all(), kind
 
     def test_wrong_types_are_refused(self) -> None:
@@ -228,7 +228,7 @@ def test_most_frequent_format_is_used() -> None:
 def test_decimal_comma_decides_for_the_table() -> None:
     dotted, comma = np.array(["1.200", "950", "12.300"], object), np.array(["1,5", "2,25", "3,75"], object)
     for columns, firsts in (({"a": dotted, "b": comma}, (1200.0, 1.5)), ({"a": dotted}, (1.2,))):
-        inferred = fit_columns(columns, {}, keep_option=None)
+        inferred = fit_columns(columns, {}, keep_hint=None)
         for (name, cells), first in zip(columns.items(), firsts, strict=True):
             column = inferred[name].column
             assert isinstance(column, Numeric)

@@ -63,7 +63,7 @@ def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None
     assert sum(column.feature_block_sizes) == len(column.feature_name_suffixes)
     assert not column.is_invalid(cells).any()
     assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
-    assert column.summary().startswith(column.kind)
+    assert column.summary().startswith(column.column_type)
     assert column.is_fully_numeric == (column_class is Numeric and len(column.feature_name_suffixes) == 1)
     # The linear time of dates, without their cycles on circles.
     variance = x[:, : 1 if column_class is Date else None].var(axis=0).sum()
