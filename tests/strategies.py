@@ -42,7 +42,7 @@ EVERY_KIND = (
     .with_family(KernelRidgeFamily(KERNEL_RIDGE_SPECS[1:2], (2.0,), (0.1,)))
     .with_family(FixedConvolutionFamily((0.1,)))
     .with_family(ForestFamily(10))
-    .with_family(MLPFamily(max_sizes=1, step_counts=(10,)))
+    .with_family(MLPFamily(max_n_sizes=1, step_counts=(10,)))
 )
 #: `EVERY_KIND` without the slowest kind, which takes a tenth of the time of a default fit.
 LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)

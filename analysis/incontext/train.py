@@ -38,7 +38,7 @@ COLUMN_CHOICES, ROWS_PER_CLASS_CHOICES = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 
 FEW_LABELLED_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_LABELLED``.
 MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
 WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
-AVERAGED_FRACTION = 0.1  #: Weights are averaged over about this last fraction of the steps.
+AVERAGED_STEP_FRACTION = 0.1  #: Weights are averaged over about this last fraction of the steps.
 REAL_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables.
 NUMERIC_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
 #: Weight of the loss by prototypes of rows that are embedded with their class; the rest is by rows without class.
@@ -207,7 +207,7 @@ class Trainer:
         self.step += 1
         self.tables += len(episodes.classes)
         with torch.no_grad():
-            weight = min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10))
+            weight = min(1.0, (1 / AVERAGED_STEP_FRACTION + 1) / (self.step + 10))
             torch._foreach_lerp_(self.average, self.parameters, weight)
         return loss
 

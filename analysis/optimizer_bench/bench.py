@@ -53,7 +53,7 @@ Ratio: AdamW's steps to the target, tuned for each workload and horizon, over th
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
 the best smoothed loss. Milliseconds: one step(), CPU time.
 """
-VALIDATION_LOG = ROOT / "analysis/results/optimizer_looks.md"
+VALIDATION_LOG_FILE = ROOT / "analysis/results/optimizer_looks.md"
 VALIDATION_ROLE = "validation"  #: The role whose evaluations are logged.
 CandidateByHorizon = Mapping[int, CandidateOptimizer]  #: The candidate, with its configuration at each horizon.
 
@@ -290,10 +290,10 @@ def check_baselines(grid: EvaluationGrid) -> None:
 
 
 def log_validation(candidate: CandidateOptimizer, grid: EvaluationGrid, entry: OptimizerReport) -> None:
-    """Append a line about an evaluation on validation workloads to the log in ``VALIDATION_LOG``."""
+    """Append a line about an evaluation on validation workloads to the log in ``VALIDATION_LOG_FILE``."""
     digest = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8]
     means = "; ".join(f"{part['role']} {part['steps']:,}: {part['ratio']:.2f}" for part in entry["summaries"])
     lists = (", ".join(map(str, values)) for values in (grid.roles, grid.horizons, grid.seeds))
     cells = [datetime.date.today().isoformat(), *lists, digest, f"`{candidate.config}`", means]
-    with VALIDATION_LOG.open("a", encoding="utf-8") as file:
+    with VALIDATION_LOG_FILE.open("a", encoding="utf-8") as file:
         file.write(f"| {' | '.join(cells)} |\n")

@@ -190,7 +190,7 @@ def train_adamw(run: TrainingRun) -> LossCurve:
 
 
 def identify_run(run: TrainingRun) -> list[Any]:
-    """List what determines the result of a run, for the journal: the workload's fingerprint and a source hash."""
+    """List the hashes that identify the inputs of a run in the journal: the workload's fingerprint and the code."""
     sources = [str(run.workload_file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload])))]
     sources += [str(run.optimizer.file)] if isinstance(run.optimizer, CandidateOptimizer) else []
     return [compute_fingerprint(run.workload, run.workload_file), hash_sources(*SHARED_SOURCE_FILES, *sources)]

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def _list_baseline_inputs(task: TuningTask) -> list[object]:
-    """List what determines the baselines of a workload, for the journal."""
+    """List the hashes that identify the inputs of a tuning in the journal: workload, settings and code."""
     run = TrainingRun(task.workload, task.workload_file, SEEDS[0], task.horizons[0], AdamWSetting())
     return [*runs.identify_run(run), hash_sources(SOURCE_FILE)]
 

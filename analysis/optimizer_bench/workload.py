@@ -63,8 +63,8 @@ class WorkloadTask(NamedTuple):
 
     make_model: Callable[[], nn.Module]  #: Makes the model with random weights of torch's global generator.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
-    stream: BatchStream
-    validation: Any  #: The validation batch.
+    batch_stream: BatchStream
+    validation_batch: Any  #: The validation batch.
 
 
 def make_workload_builder(make_task: Callable[[], WorkloadTask]) -> WorkloadBuilder:
@@ -76,8 +76,8 @@ def make_workload_builder(make_task: Callable[[], WorkloadTask]) -> WorkloadBuil
         task = make_task_once()
         with seed_initial_weights(seed):
             model = task.make_model()
-        batches = task.stream(torch.Generator().manual_seed(seed))
-        return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation))
+        batches = task.batch_stream(torch.Generator().manual_seed(seed))
+        return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation_batch))
 
     return build
 

@@ -118,7 +118,7 @@ def read_raw_table(path: Path) -> tuple[list[str], Any, bool] | None:
 
 
 def choose_label_column(frame: Any) -> str | None:
-    """Choose the label column of a data frame: a name with a word of ``LABEL_WORDS``, else the last; None without."""
+    """Choose the label column of a data frame, by ``LABEL_WORDS`` or else the last one; None if there is none."""
     candidates = []
     for name in frame.columns:
         counts = count_large_classes(frame[name])

@@ -31,7 +31,7 @@ from protonet.views.view import TrainingRows
 #: With fewer rows per class, scores depend noticeably on the size of the training set.
 MIN_STABLE_ROWS_PER_CLASS = 20
 #: Number of cross-validations that are averaged in `repeat_cross_validation`; see analysis/results/mislabelled.md.
-DEFAULT_REPEATS = 3
+DEFAULT_N_REPEATS = 3
 #: Names of the tensors of a cross-validation in a model file, and the fields of `CrossValidation` that hold them.
 CROSS_VALIDATION_TENSORS = {"features": "features", "labels": "labels", "weights": "weights", "fold": "fold_index"}
 CROSS_VALIDATION_TENSORS |= {"groups": "groups", "offset": "known_score_offset", "gain": "accuracy_gain"}
@@ -252,7 +252,7 @@ def measure_cross_validation(cv: CrossValidation) -> Metrics:
 def repeat_cross_validation(
     solution: Solution,
     cv: CrossValidation,
-    n_repeats: int = DEFAULT_REPEATS,
+    n_repeats: int = DEFAULT_N_REPEATS,
     *,
     deadline: float = math.inf,
     progress: FitProgress = ignore_progress,

@@ -312,7 +312,7 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
 
 
 def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
-    """Join groups (n,) that share duplicates (n,), unless a joined group would be a large fraction of the rows."""
+    """Join groups with common duplicates, given both ids of each row (n,); too large joined groups are not joined."""
     n, joined = len(groups), groups
     while True:
         before = joined

@@ -20,7 +20,7 @@ from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
 #: If at most this fraction of the rows is unlabelled, a warning says that the label -1 means unlabelled.
-MAX_WARNED_FRACTION = 0.5
+MAX_WARNED_UNLABELLED_FRACTION = 0.5
 
 
 def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     labels = _to_array(y)
     missing, codes = _mask_unlabelled(labels, [])
-    if codes.any() and (missing | codes).mean() <= MAX_WARNED_FRACTION:
+    if codes.any() and (missing | codes).mean() <= MAX_WARNED_UNLABELLED_FRACTION:
         text = f"{codes.sum()} of {len(labels)} rows have the label -1, which means unlabelled."
         warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
     return np.flatnonzero(missing | codes), labels

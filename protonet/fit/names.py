@@ -41,7 +41,7 @@ class ClassNameConstants:
     names_only_sharpening: float = 12.0
     """With names and no rows, logits are multiplied by 1 plus this number divided by the number of classes."""
     min_word_letters: int = 3  #: Minimum number of letters of an informative word.
-    max_shared_fraction: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
+    max_word_frequency: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
 
 NAME_CONSTANTS = ClassNameConstants()
@@ -89,7 +89,7 @@ def distinctive_words(names: Sequence[str | int]) -> list[str]:
     """Rewrite class names as words; "" for a name without a word of its own, such as "intent 1" beside "intent 2"."""
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_shared_fraction * len(texts), 2)}
+    shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_word_frequency * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
     return [
         text if split_name_into_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)

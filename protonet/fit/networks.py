@@ -259,7 +259,7 @@ class LabelPropagationConstants:
     noise_variance: float = 0.05
     """Variance of relative class frequencies that estimation errors explain. If the observed variance is lower, the
     classes are assumed to be equally frequent. If it is higher, frequencies are shrunk less."""
-    balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
+    n_balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
 
 
 LABEL_PROPAGATION = LabelPropagationConstants()
@@ -335,7 +335,7 @@ def balance_class_frequencies(probabilities: Tensor) -> Tensor:
     target = (1 - pull) * frequencies + pull
     factors = torch.ones_like(probabilities[0])
     balanced = probabilities
-    for _ in range(LABEL_PROPAGATION.balancing_steps):
+    for _ in range(LABEL_PROPAGATION.n_balancing_steps):
         observed = balanced.mean(dim=0)[present] * len(frequencies)
         factors[present] *= (target / observed.clamp_min(1e-9)).sqrt()
         balanced = probabilities * factors

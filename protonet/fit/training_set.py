@@ -54,7 +54,7 @@ class RowSampleLimits:
     max_rows: int = 32768
     """Maximum number of distinct rows in the sample. More rows change little, since feature maps (views) have at most
     1,024 units and trees of 4,096 rows."""
-    max_per_class: int = 512
+    max_full_class_rows: int = 512
     """All rows of a class with at most this many rows are in the sample, unless there are many classes."""
 
 
@@ -172,7 +172,8 @@ def sample_training_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
     if n <= ROW_SAMPLE.max_rows:
         return rows, torch.arange(n)
     counts = torch.bincount(labels)
-    minimum = counts.clamp(max=min(ROW_SAMPLE.max_per_class, ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
+    equal_share = ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))
+    minimum = counts.clamp(max=min(ROW_SAMPLE.max_full_class_rows, equal_share))
     others = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
     size, count = (minimum + others.long())[labels], counts[labels]  # (n,): rows of the class in the sample, and in all
     rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]

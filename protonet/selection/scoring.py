@@ -28,9 +28,9 @@ class ViewWeightConstants:
 
     logit_prior_std: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
     """Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats."""
-    frequency_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
+    frequency_factor_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
     """Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets."""
-    frequency_std: float = 0.5  #: Prior standard deviation of this factor.
+    frequency_factor_std: float = 0.5  #: Prior standard deviation of this factor.
     max_equal_log_frequency: float = 0.1
     """Log frequencies that are all nearer to their mean than this count as equal, in nats."""
     loss_tie_tolerance: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
@@ -164,7 +164,7 @@ def _fit_logits(
     ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * len(cosines))
     logs = None if frequencies is None else frequencies[class_mask].to(cosines.dtype)
     true_log = 0.0 if frequencies is None else frequencies[labels]
-    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_std**2 * len(cosines))
+    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_factor_std**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
         """Compute the objective, the losses (n,), and moments (5, n), from which its derivatives are computed."""
@@ -180,12 +180,12 @@ def _fit_logits(
                 moments[2, rows], moments[3, rows] = p @ logs, p @ logs.square()
                 moments[4, rows] = p.mul_(block) @ logs
         losses = weights * -log_p_true.to(torch.float64)
-        penalty = ridge * factor**2 + prior * (exponent - WEIGHTING.frequency_mean) ** 2
+        penalty = ridge * factor**2 + prior * (exponent - WEIGHTING.frequency_factor_mean) ** 2
         return float(losses.mean()) + penalty / 2, losses, moments
 
     factor, exponent = (
         (1 / math.sqrt(spread) if separates else 0.0),
-        (0.0 if logs is None else WEIGHTING.frequency_mean),
+        (0.0 if logs is None else WEIGHTING.frequency_factor_mean),
     )
     value, losses, moments = evaluate(factor, exponent)
     for _ in range(NEWTON.max_steps):
@@ -194,7 +194,8 @@ def _fit_logits(
         curvature = float((weights * (square - mean.square())).mean()) + ridge
         step, log_step = slope / max(curvature, NEWTON.min_variance) * separates, 0.0
         if logs is not None:
-            log_slope = float((weights * (log_mean - true_log)).mean()) + prior * (exponent - WEIGHTING.frequency_mean)
+            log_slope = float((weights * (log_mean - true_log)).mean())
+            log_slope += prior * (exponent - WEIGHTING.frequency_factor_mean)
             log_curvature = float((weights * (log_square - log_mean.square())).mean()) + prior
             mixed = float((weights * (product - mean * log_mean)).mean()) * separates
             rest = log_curvature - mixed**2 / max(curvature, NEWTON.min_variance)  # with the best factor
@@ -287,7 +288,7 @@ def fit_view_weights(
         log_influence = x[:-2].log_softmax(dim=0)
         logits = x[-2].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
         size = logits.var(dim=1, correction=0).mean() / WEIGHTING.logit_prior_std**2
-        size = size + ((x[-1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std).square()
+        size = size + ((x[-1] - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std).square()
         if logs is not None:
             logits = logits + x[-1] * logs
         divergence = WEIGHTING.weight_shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
@@ -295,7 +296,7 @@ def fit_view_weights(
         loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTING.frequency_mean])]))
+    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTING.frequency_factor_mean])]))
     influence = fitted[:-2].softmax(dim=0).clamp_min(WEIGHTING.min_influence)
     weights = torch.zeros_like(initial_weights)
     weights[used] = influence / spread

@@ -45,15 +45,15 @@ class FixedConvolutionConstants:
     max_responses: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
     flops_per_response: float = 30.0  #: Number of multiplications that take as long as a response at one position.
     max_fitted_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
-    min_scale: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
+    min_feature_scale: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
     min_varying_std: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
 
 
 FIXED_CONVOLUTION = FixedConvolutionConstants()
 #: The ridge penalties that are evaluated by default.
-CONVOLUTION_RIDGES = (1e-2, 1e-1, 1.0)
+CONVOLUTION_RIDGE_PENALTIES = (1e-2, 1e-1, 1.0)
 #: The ridge penalty if no row can be held out.
-DEFAULT_CONVOLUTION_RIDGE = 1e-1
+DEFAULT_CONVOLUTION_RIDGE_PENALTY = 1e-1
 #: Number of parts for local pooling: of a series, or along each side of an image.
 LOCAL_POOLING_PARTS = {"series": 4, "image": 3}
 
@@ -117,17 +117,17 @@ class FixedConvolutionFamily(ViewFamily):
     The ridge penalty of each view is chosen by its held-out log-loss.
     """
 
-    ridges: tuple[float, ...] = CONVOLUTION_RIDGES
+    ridge_penalties: tuple[float, ...] = CONVOLUTION_RIDGE_PENALTIES
     progress_name: ClassVar[str] = "convolution views"
 
     @classmethod
     def for_effort(cls, effort: str) -> FixedConvolutionFamily:
         """Build the family: with a single ridge penalty for the effort "fast", with three for other efforts."""
-        return cls((DEFAULT_CONVOLUTION_RIDGE,)) if effort == "fast" else cls()
+        return cls((DEFAULT_CONVOLUTION_RIDGE_PENALTY,)) if effort == "fast" else cls()
 
     def without_validation(self) -> FixedConvolutionFamily:
         """Return a family with the default ridge penalty alone."""
-        return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE,))
+        return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE_PENALTY,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate global and local pooling, each at its best ridge penalty; yield two candidates.
@@ -151,11 +151,11 @@ class FixedConvolutionFamily(ViewFamily):
             for local in (False, True):
                 pooled, pooled_queries = bank.pool(features, local=local), bank.pool(queries, local=local)
                 regression = _RidgeRegression(pooled, training_rows, pooled_queries)
-                for ridge in self.ridges:
+                for ridge in self.ridge_penalties:
                     view = FixedConvolutionSpec(rows.line_width, local, ridge)
                     cosines.setdefault(view, []).append(regression.cosines(ridge))
         for local in (False, True):
-            views = [FixedConvolutionSpec(rows.line_width, local, ridge) for ridge in self.ridges]
+            views = [FixedConvolutionSpec(rows.line_width, local, ridge) for ridge in self.ridge_penalties]
             flops = FIXED_CONVOLUTION.flops_per_response * row_responses / 2  # both views share the responses
             scored = [evaluator.make_candidate(view, torch.cat(cosines[view]), flops) for view in views]
             yield min(scored, key=lambda candidate: candidate.mean_loss)
@@ -367,7 +367,7 @@ class _RidgeRegression:
         self.mean = (self.weights * features).mean(dim=0)
         deviation = (self.weights * (features - self.mean).square()).mean(dim=0).sqrt()
         varies = deviation > FIXED_CONVOLUTION.min_varying_std
-        self.gain = torch.where(varies, 1 / deviation.clamp_min(FIXED_CONVOLUTION.min_scale), 0.0)
+        self.gain = torch.where(varies, 1 / deviation.clamp_min(FIXED_CONVOLUTION.min_feature_scale), 0.0)
         self.z = (features - self.mean) * self.gain
         scale = float(self.z.square().sum(dim=1).mean()) or 1.0
         self.gain, self.z = self.gain / math.sqrt(scale), self.z / math.sqrt(scale)
@@ -397,7 +397,7 @@ class _RidgeRegression:
 
 
 class ConvolutionFeaturesView(View):
-    """A view that only holds its source, the pooled features, for other views; it is no part of an embedding."""
+    """A view that only provides the pooled features as the input of other views; it is no part of an embedding."""
 
     kind = "convolution_features"
     input_map_type = KernelBank

@@ -50,7 +50,7 @@ class ForestConstants:
     """In prediction, pairs of row and tree at a leaf are removed each time after this many levels."""
     flops_per_node: float = 250.0
     """Number of multiplications that take as long as a row's step from a node to its child."""
-    weight_of_full_forest: float = 0.2
+    full_forest_weight: float = 0.2
     """A forest with less weight than this in the mixture gets proportionally fewer trees."""
     min_trees: int = 50  #: Minimum number of trees of such a forest.
     seed: int = 0  #: Seed of the features and thresholds, the same in every fold and in the final fit.
@@ -134,7 +134,7 @@ class ForestFamily(ViewFamily):
         """
         if not isinstance(spec, ForestSpec):
             return spec
-        ratio = spec.max_trees * weight / (FOREST.weight_of_full_forest * FOREST.min_trees)
+        ratio = spec.max_trees * weight / (FOREST.full_forest_weight * FOREST.min_trees)
         trees = FOREST.min_trees * 2 ** math.ceil(math.log2(max(1.0, ratio)))
         return replace(spec, max_trees=min(spec.max_trees, trees))
 
@@ -191,7 +191,7 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 
 
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
-    """Compute the index (nodes,) of each left child, ordered as by `_sort_nodes`, from the mask of ``inner`` nodes."""
+    """Compute the index (nodes,) of each node's left child after `_sort_nodes`, from a mask of the inner nodes."""
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 

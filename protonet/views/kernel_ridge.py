@@ -289,7 +289,7 @@ class KernelRidgeView(View):
 
     @torch.no_grad()
     def derive_constants(self) -> None:
-        """Compute the landmarks (mapped units), and choose the precision of distances and scores."""
+        """Compute the landmarks (kernel centres in the input of the kernel), and choose the precision."""
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
         # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
@@ -394,7 +394,7 @@ class _KernelRegression:
         return torch.tanh(z) if view.apply_tanh else z
 
     def with_fewer_units(self, max_units: int) -> _KernelRegression:
-        """Return a copy of the regression that has at most ``max_units`` of its units, evenly spaced."""
+        """Return a copy of the regression with at most ``max_units`` of its units (kernel centres), evenly spaced."""
         reduced = copy.copy(self)
         selected = select_evenly(len(self.unit_index), max_units).to(self.unit_index.device)
         reduced.unit_index, reduced.landmarks = self.unit_index[selected], self.landmarks[selected]

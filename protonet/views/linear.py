@@ -29,8 +29,8 @@ class CovarianceShrinkageConstants:
     of freedom as features. The fraction is lower otherwise."""
     max_null_eigenvalue: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
     bandwidth_power: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
-    n_powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
-    strength_grid: tuple[float, float, int] = (-6.0, 3.0, 91)
+    n_prior_powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
+    prior_strength_grid: tuple[float, float, int] = (-6.0, 3.0, 91)
     """Grid of ``strength`` in `discriminant_gains`: the base-10 logarithms of the smallest and of the largest value,
     and the number of values."""
 
@@ -125,9 +125,9 @@ def discriminant_gains(
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
     dtype, device = within_variances.dtype, within_variances.device
-    power = torch.linspace(0, 1, COVARIANCE_SHRINKAGE.n_powers, dtype=dtype, device=device)[:, None, None]
+    power = torch.linspace(0, 1, COVARIANCE_SHRINKAGE.n_prior_powers, dtype=dtype, device=device)[:, None, None]
     unit = (between_variances * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(*COVARIANCE_SHRINKAGE.strength_grid, dtype=dtype, device=device)[None, :, None]
+    strength = torch.logspace(*COVARIANCE_SHRINKAGE.prior_strength_grid, dtype=dtype, device=device)[None, :, None]
     scaled = within_variances / ((within_variances * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
     spread = prior + within_variances / rows_per_class

@@ -247,7 +247,7 @@ class MLPSpec:
 class MLPFamily(ViewFamily):
     """Ensembles of MLPs of increasing size, each trained until more steps increase the held-out log-loss."""
 
-    max_sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
+    max_n_sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
     step_counts: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
     max_work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
     training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
@@ -258,7 +258,7 @@ class MLPFamily(ViewFamily):
     def for_effort(cls, effort: str) -> MLPFamily:
         """Build the family: without MLPs for the effort "fast", and with longer training for "best"."""
         if effort == "fast":
-            return cls(max_sizes=0)
+            return cls(max_n_sizes=0)
         return cls(step_counts=(3, 10, 30, 100, 300), max_work=2e9) if effort == "best" else cls()
 
     def without_validation(self) -> None:
@@ -269,7 +269,7 @@ class MLPFamily(ViewFamily):
 
         Returns None if the family has no MLPs, or if all exceed the parameter budget.
         """
-        if not plan.ensemble_sizes or not self.max_sizes or not isinstance(source, LinearSpec):
+        if not plan.ensemble_sizes or not self.max_n_sizes or not isinstance(source, LinearSpec):
             return None
         return MLPSpec(
             source,
@@ -305,7 +305,7 @@ class MLPFamily(ViewFamily):
             for source, fold in zip(sources, evaluator.folds, strict=True)
         ]
         dim = fold_data[0].inputs.shape[1]
-        best, best_size, sizes = untrained, (0, 0), plan.ensemble_sizes[: self.max_sizes]
+        best, best_size, sizes = untrained, (0, 0), plan.ensemble_sizes[: self.max_n_sizes]
         for index, (members, hidden) in enumerate(sizes):
             if evaluator.is_past_deadline():
                 return

@@ -172,7 +172,7 @@ CLASS_CODE_FACTORS = (1, 3, 7, 9)
 class TabularTransformerSpec:
     """The spec (hyperparameters) of a tabular transformer view."""
 
-    passes: int = 1
+    n_passes: int = 1
     """The number of passes of the transformer. Each pass assigns other codes to the classes, and its output is a part
     of the embedding."""
     source: ClassVar[ViewSpec | None] = None
@@ -202,7 +202,7 @@ class TabularTransformerSpec:
         chosen = chosen.sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        config = TabularTransformerConfig(x.shape[1], len(x), self.passes, checksum)
+        config = TabularTransformerConfig(x.shape[1], len(x), self.n_passes, checksum)
         return TabularTransformerView(config, None, {"rows": x, "classes": classes, "blocks": blocks})
 
 
@@ -245,7 +245,7 @@ def load_checked_weights(checksum: int) -> np.ndarray:
 class TabularTransformerFamily(ViewFamily):
     """A tabular transformer view, which is evaluated if the rows are those of a small table."""
 
-    passes: int = 2  #: Number of passes of the transformer, each with other class codes.
+    n_passes: int = 2  #: Number of passes of the transformer, each with other class codes.
     progress_name: ClassVar[str] = "tabular transformer"
 
     @classmethod
@@ -266,9 +266,9 @@ class TabularTransformerFamily(ViewFamily):
         equal_weights = rows.weights is None or bool((rows.weights == rows.weights[0]).all())
         limits = TABULAR_TRANSFORMER
         small = n_classes <= limits.max_classes and len(rows.labels) <= limits.max_labelled_rows
-        if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
+        if not self.n_passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
-        passes = self.passes if n_classes <= N_CLASS_CODES else len(CLASS_CODE_FACTORS)
+        passes = self.n_passes if n_classes <= N_CLASS_CODES else len(CLASS_CODE_FACTORS)
         candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         if candidate is not None:
             yield candidate
@@ -336,8 +336,9 @@ class TabularTransformerView(View):
             cells = CellEncoder(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
             context = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
-            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in context.attended)
-            context = context._replace(attended=attended)  # no views of larger tensors, as torch.export.save requires
+            attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in context.keys_and_values)
+            # No views of larger tensors, as torch.export.save requires.
+            context = context._replace(keys_and_values=attended)
             self._cache = (rows.dtype, rows.device), (weights, cells, context)
         return self._cache[1]
 

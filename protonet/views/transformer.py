@@ -65,7 +65,7 @@ WEIGHT_COUNT = sum(math.prod(shape) for shape in WEIGHT_SHAPES.values())
 class EncodedContext(NamedTuple):
     """The encoding of the n labelled rows of one or more tables, to which new rows attend."""
 
-    attended: tuple[KeysAndValues, ...]
+    keys_and_values: tuple[KeysAndValues, ...]
     """For each layer, the keys and the values: both (tables, columns + 1, heads, n, HEAD_DIM), and both (tables, 1,
     heads, n, HEAD_DIM) from the last layer with a token per cell on."""
     prototypes: Tensor  #: (tables, N_CLASS_CODES, DIM): prototypes of unit norm; 0 for a class code without rows.
@@ -115,7 +115,7 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, context: EncodedConte
     """
     codes = torch.full(cells.shape[:2], N_CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
-    for layer, attended in enumerate(context.attended):
+    for layer, attended in enumerate(context.keys_and_values):
         h = _attend_to_labelled_rows(weights, layer, _attend_or_widen_tokens(weights, layer, h, codes), attended)
     return _project_to_embeddings(weights, h)
 
@@ -216,7 +216,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, cont
     def gather(value: str, index: int, axis: int) -> str:
         return graph.add("Squeeze", graph.add("Gather", value, np.array([index]), axis=axis), np.array([axis]))
 
-    columns = context.attended[0][0].shape[1]
+    columns = context.keys_and_values[0][0].shape[1]
     rank = graph.add("Gather", cells, np.array([RANK_CHANNEL]), axis=2)
     nonzero = graph.cast(graph.add("Abs", graph.add("Sign", rank)), "FLOAT")
     waves = [
@@ -231,7 +231,7 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, cont
     label = graph.add("Add", label, weights["label"] + unknown)
     h = graph.add("Concat", label, h, axis=1)  # (m, columns, DIM)
     dim = DIM
-    for layer, (keys, values) in enumerate(context.attended):
+    for layer, (keys, values) in enumerate(context.keys_and_values):
         if layer < N_CELL_LAYERS:
             z = multiply(layer_norm(f"{layer}.norm0", h), f"{layer}.columns")
             z = graph.add("Reshape", z, np.array([-1, columns, 3, dim // HEAD_DIM, HEAD_DIM]))

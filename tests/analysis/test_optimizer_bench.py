@@ -77,7 +77,7 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
     baseline = json.loads((folder / "baselines.json").read_text())["tiny"]
     (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, baseline)))
     (tmp_path / "looks.md").write_text("| date |\n")
-    monkeypatch.setattr(bench, "VALIDATION_LOG", tmp_path / "looks.md")
+    monkeypatch.setattr(bench, "VALIDATION_LOG_FILE", tmp_path / "looks.md")
     known = mock.patch.dict(WORKLOADS, dict.fromkeys(roles, build), clear=True)
     with known, mock.patch.dict(GROUPS_OF_WORKLOAD, groups, clear=True):
         yield tmp_path / "looks.md"

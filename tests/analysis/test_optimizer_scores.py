@@ -176,8 +176,8 @@ def list_rows(batch: object) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize("name", [name for name, build in WORKLOADS.items() if build.__module__ == streams.__name__])
 def test_rows_of_a_stream_never_come_again(name: str) -> None:
     task = inspect.unwrap(WORKLOADS[name])()
-    stream = task.stream(generate(3))
-    rows = [row for batch in (next(stream), next(stream), task.validation) for row in list_rows(batch)]
+    stream = task.batch_stream(generate(3))
+    rows = [row for batch in (next(stream), next(stream), task.validation_batch) for row in list_rows(batch)]
     assert len({*rows}) > 0.98 * len(rows)  # those of few symbols may, by chance
 
 

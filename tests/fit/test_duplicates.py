@@ -297,7 +297,7 @@ def test_many_classes_share_the_sample() -> None:
 
 
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_per_class=50))
+    monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_full_class_rows=50))
     x, y = MANY[:1500], CLASSES[:1500]
     solution = fit_solution([(x, y)], effort=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400

@@ -67,7 +67,7 @@ def smallest_mlp(plan: EncoderPlan) -> MLPSpec:
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
-    search = replace(LITTLE, n_folds=5).without_family(ForestFamily).with_family(MLPFamily(max_sizes=1))
+    search = replace(LITTLE, n_folds=5).without_family(ForestFamily).with_family(MLPFamily(max_n_sizes=1))
     choice = select_for("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest_mlp(plan_encoder(48, 32, 50_000)), 1.0),)
 

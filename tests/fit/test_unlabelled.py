@@ -117,7 +117,7 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 #: A search of linear views and forests alone, with which unlabelled rows help on digits.
-SEARCH = LITTLE.without_family(FixedConvolutionFamily).with_family(MLPFamily(max_sizes=0))
+SEARCH = LITTLE.without_family(FixedConvolutionFamily).with_family(MLPFamily(max_n_sizes=0))
 
 
 def split_digits() -> tuple[Tensor, Tensor, Tensor]:

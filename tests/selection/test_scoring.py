@@ -212,7 +212,7 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
     def objective(x: np.ndarray) -> float:
         log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
         prior = spread * (x[0] / WEIGHTING.logit_prior_std) ** 2
-        prior += ((x[1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std) ** 2
+        prior += ((x[1] - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
     best = scipy.optimize.minimize(objective, [1.0, 0.5], tol=1e-10).x
@@ -238,7 +238,7 @@ def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
 
     def objective(exponent: float) -> float:
         log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
-        prior = ((exponent - WEIGHTING.frequency_mean) / WEIGHTING.frequency_std) ** 2
+        prior = ((exponent - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std) ** 2
         return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
 
     assert factor == 0

@@ -254,7 +254,7 @@ def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[
 
 def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
-    assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.passes)]
+    assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.n_passes)]
     assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
         TabularTransformerSpec(len(CLASS_CODE_FACTORS))
     ]

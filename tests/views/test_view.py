@@ -321,7 +321,7 @@ def test_the_simplest_views_are_evaluated_after_the_deadline() -> None:
 def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_step_count() -> None:
     evaluator = make_evaluator(noise=2.0, shifts=(0, 1))
     evaluator.candidates = list(LinearFamily(("raw", "standardised")).candidates(evaluator))
-    tried = list(MLPFamily(max_sizes=2, step_counts=(1, 4)).candidates(evaluator))
+    tried = list(MLPFamily(max_n_sizes=2, step_counts=(1, 4)).candidates(evaluator))
     specs = [item.spec for item in tried]
     assert {item.source for item in specs} == {LinearSpec("raw")}
     sizes = [(item.n_mlps, item.n_hidden, item.n_steps) for item in specs]  # type: ignore[attr-defined]
@@ -332,4 +332,4 @@ def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_ste
         ForestSpec(3, use_shifts=True), evaluator.candidates[0].cosines, evaluator.candidates[0].losses * 0
     )
     evaluator.candidates.append(use_shifts)  # the best view so far
-    assert all(item.spec.use_shifts for item in MLPFamily(max_sizes=1, step_counts=(1,)).candidates(evaluator))
+    assert all(item.spec.use_shifts for item in MLPFamily(max_n_sizes=1, step_counts=(1,)).candidates(evaluator))

@@ -40,19 +40,21 @@ HIDDEN_WIDTH, DROPOUT = 16, 0.5
 
 
 class FunctionGraph(NamedTuple):
-    """A graph of functions: ``neighbours[start[i] : start[i] + degree[i]]`` are those of node i, including i."""
+    """A graph: the ``degree[i]`` neighbours of node i, itself included, begin at index ``first_neighbour[i]``."""
 
     x: Tensor  #: (n, words) float32: which words occur in each function.
     y: Tensor  #: (n,) int64: the module of each function.
-    neighbours: Tensor
-    start: Tensor
+    neighbours: Tensor  #: (edges,) int64: the neighbours of all nodes, node by node.
+    first_neighbour: Tensor
     degree: Tensor
 
     def sample_neighbours(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
         """Sample neighbours (..., fanout) of each of the nodes (...), with replacement."""
         shape = *nodes.shape, N_SAMPLED_NEIGHBOURS
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
-        return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
+        return self.neighbours[
+            self.first_neighbour[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()
+        ]
 
 
 @functools.cache
