@@ -124,7 +124,7 @@ class ParameterBatch:
     def update_bases(
         self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the eigenbases with gradients (slices, rows, columns) of finite norms, which are not changed.
+        """Update the eigenbases with gradients (slices, rows, columns), which are not changed; ``norms`` are finite.
 
         Returns the gradients in the eigenbases, their inner products (slices,) with the last update directions, and the
         slopes (slices, eigenvectors): the parts of the inner product of gradient and last step along each eigenvector.

@@ -71,7 +71,9 @@ def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: boo
     return matrices
 
 
-def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int) -> None:
+def adapt_step_factors(
+    factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int
+) -> None:
     """Update log step size factors (n,) of eigenvectors: uphill slopes lower a factor, relative to others of the block.
 
     ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,

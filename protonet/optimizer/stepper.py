@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, is_short_vector
-from protonet.optimizer.preconditioner import adapt_factors
+from protonet.optimizer.preconditioner import adapt_step_factors
 from protonet.optimizer.search import OptimizerRun
 from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
@@ -147,7 +147,7 @@ class Stepper:
                 self._layouts[joint.device] = batches, lengths, block_of
             statistics = torch.cat([slopes[position].view(-1) for position in positions])
             _, lengths, block_of = self._layouts[joint.device]
-            adapt_factors(joint[0], joint[1], statistics, lengths, block_of, step)
+            adapt_step_factors(joint[0], joint[1], statistics, lengths, block_of, step)
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
     def _gather_from_processes(self, values: Sequence[float]) -> list[list[float]]:

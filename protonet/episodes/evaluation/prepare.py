@@ -14,7 +14,7 @@ from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import get_process_device
 from protonet.episodes.features.sources import (
-    ROWS_PER_BLOCK,
+    NORMALIZATION_BATCH_SIZE,
     DataSources,
     RowsPlan,
     load_class_texts,
@@ -146,14 +146,15 @@ class DatasetRows(NamedTuple):
     def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
         pool = self.select_classes(index)
-        return summarize_base_classes(pool.read_rows, pool.by_class)
+        return summarize_base_classes(pool.read_rows, pool.rows_by_class)
 
     def normalize(self, kind: str, mean: Tensor | None) -> DatasetRows:
         """Return the rows normalised by `normalize_rows`, at once or, if they are memory-mapped, when they are read."""
         if kind == "none":
             return self
         if self.read_rows is None:
-            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(ROWS_PER_BLOCK)]))
+            blocks = self.x.split(NORMALIZATION_BATCH_SIZE)
+            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in blocks]))
         read = self.read_rows
         return self._replace(read_rows=lambda rows: normalize_rows(read(rows), kind, mean))
 

@@ -58,7 +58,7 @@ def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvalua
     the row indices and 3 rows of each class, which is fast for large data.
     """
     digest = hashlib.sha256()
-    index = prepared.row_pool.by_class
+    index = prepared.row_pool.rows_by_class
     positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
     for tensor in (*index, prepared.row_pool.read_rows(index.rows[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -240,7 +240,7 @@ class _EpisodeRun:
             try:
                 return evaluate(
                     pool.x,
-                    pool.by_class,
+                    pool.rows_by_class,
                     prepared.methods,
                     prepared.sampler,
                     seed=plan.seed,
@@ -260,7 +260,7 @@ class _EpisodeRun:
 
     def compare_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
         """Score the candidate settings of each method (``grids``); return one result for each method."""
-        scores, n_classes = self.score_methods("tune"), len(self.prepared.row_pool.by_class.size)
+        scores, n_classes = self.score_methods("tune"), len(self.prepared.row_pool.rows_by_class.size)
         means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
         return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
 
@@ -269,7 +269,7 @@ class _EpisodeRun:
     ) -> Evaluation:
         """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
         prepared, settings, data = self.prepared, self.settings, self.prepared.data
-        sampler, index, seed = prepared.sampler, prepared.row_pool.by_class, self.plan.seed
+        sampler, index, seed = prepared.sampler, prepared.row_pool.rows_by_class, self.plan.seed
         n_episodes = count_episodes([scores])
         class_mask, queries = sampler.count_classes_and_queries(index, seed=seed, n_episodes=n_episodes)
         varied = class_mask[:, sampler.n_base_classes :]

@@ -130,7 +130,7 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
 def report_suite(
     outputs: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]
 ) -> None:
-    """Print the results of a suite as tables, and write them to files, whose paths ``outputs`` has by format."""
+    """Print the results of a suite as tables, and write the tables to files; ``outputs`` maps formats to paths."""
     by_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
         by_shot.setdefault(member.shot, []).append(evaluation)

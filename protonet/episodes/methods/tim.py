@@ -160,7 +160,7 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute unit rows (if ``plc``, by `power_transform`), one-hot labels of the support, and class means."""
+    """Compute unit rows (with ``plc``, by `power_transform`), one-hot labels of the support, and class means."""
     joined = torch.cat([episodes.support, episodes.query], dim=1)
     rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
@@ -255,11 +255,11 @@ def transductive_finetune(
 class AlphaAmDefaults:
     """Default settings of `alpha_am` by the number of support rows per class, from the authors' code (AM.py).
 
-    Each pair has the value for fewer than ``min_many_shots`` support rows, then the value for more. For two to four
-    rows the code has an alpha of 1, which divides by zero in its formula; here they have the values of one row.
+    Each pair has the value for fewer than ``many_shots_threshold`` support rows, then the value for more. For two to
+    four rows the code has an alpha of 1, which divides by zero in its formula; here they have the values of one row.
     """
 
-    min_many_shots: int = 5  #: The minimum number of support rows per class for the second value of each pair.
+    many_shots_threshold: int = 5  #: The minimum number of support rows per class for the second value of each pair.
     alpha: tuple[float, float] = (2.0, 5.0)  #: The parameter alpha of the marginal and the conditional entropy.
     n_neighbours: tuple[int, int] = (20, 10)  #: Number of neighbours of a row in the graph.
     spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread over the graph, in [0, 1).
@@ -305,7 +305,7 @@ def alpha_am(
         sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in
         units of their standard deviation, and centroids that select no neighbours.
     """
-    many = episodes.support.shape[1] / episodes.n_way >= ALPHA_AM_DEFAULTS.min_many_shots
+    many = episodes.support.shape[1] / episodes.n_way >= ALPHA_AM_DEFAULTS.many_shots_threshold
     alpha = ALPHA_AM_DEFAULTS.alpha[many] if alpha is None else alpha
     n_neighbours = ALPHA_AM_DEFAULTS.n_neighbours[many] if n_neighbours is None else n_neighbours
     spread = ALPHA_AM_DEFAULTS.spread[many] if spread is None else spread

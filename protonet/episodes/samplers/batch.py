@@ -36,7 +36,7 @@ class BaseClasses(NamedTuple):
     """Base classes: labelled rows of classes that are not in the episodes. Methods may learn from these rows."""
 
     take: RowReader  #: Maps indices (k,) of base rows to features (k, dim). It gives access to base rows only.
-    by_class: ClassIndex  #: The indices of the base rows, grouped by class.
+    rows_by_class: ClassIndex  #: The indices of the base rows, grouped by class.
     mean: Tensor  #: (dim,) float32, the mean of all base rows.
     class_means: Tensor  #: (base classes, dim) float32, the mean of each base class.
 
@@ -328,9 +328,9 @@ def record_episodes(
         ``class_names``.
     """
     n_episodes = len(next(iter(predicted.values())))
-    (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
+    (batch,) = split_by_size(sampler.sample(pool.rows_by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
-    row_of[pool.by_class.rows] = pool.dataset_rows.rows
+    row_of[pool.rows_by_class.rows] = pool.dataset_rows.rows
     support = row_of[batch.support_ids]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
     arrays = {"support": support, "query": row_of[batch.query_ids], "labels": batch.query_labels, "classes": classes}

@@ -225,7 +225,7 @@ class GeneralizedSampler(Sampler):
         assert means is not None
         known, dataset_rows = (
             index_class_rows(list_class_rows(first) + list_class_rows(second))
-            for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
+            for first, second in ((base.rows_by_class, pool.rows_by_class), (base.dataset_rows, pool.dataset_rows))
         )
         x = pool.read_rows(known.rows).clone()
         x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)

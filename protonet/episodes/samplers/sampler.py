@@ -63,8 +63,8 @@ class RowPool(NamedTuple):
 
     x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``read_rows`` instead.
     read_rows: RowReader  #: Maps indices of rows of ``x`` to their normalised features.
-    by_class: ClassIndex  #: The rows of each class that episodes may have, as indices into ``x``.
-    dataset_rows: ClassIndex  #: The rows of ``by_class`` in the same order, as indices into the data set.
+    rows_by_class: ClassIndex  #: The rows of each class that episodes may have, as indices into ``x``.
+    dataset_rows: ClassIndex  #: The rows of ``rows_by_class`` in the same order, as indices into the data set.
 
 
 class Sampler(ABC):

@@ -57,7 +57,7 @@ class SplitSide(NamedTuple):
     x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``read_rows`` for pictures.
     read_rows: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
     row_classes: Tensor  #: (n,) int64, the index of each row's class in ``class_names``; -1 on other sides.
-    by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
+    rows_by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
     class_names: tuple[str, ...]  #: The names of the classes of this side.
     feature_stds: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
@@ -100,7 +100,7 @@ def draw_training_episodes(
     n_episodes = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * n_episodes
     setting = EpisodeConfig((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
-    draw = setting.sample(base.by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
+    draw = setting.sample(base.rows_by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
     rows = torch.cat([draw.support_ids, draw.query_ids], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.read_rows(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
@@ -117,7 +117,7 @@ def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: Process
     Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.
     """
     methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
-    accuracies = _score_methods(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
+    accuracies = _score_methods(validation.x, validation.rows_by_class, methods, plan, group, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
     return name, ValidationScore(0, nan_mean(accuracies[name]), interval_half_width(accuracies[name]))
 

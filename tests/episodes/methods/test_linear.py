@@ -198,7 +198,7 @@ def test_mahalanobis_equals_a_slow_loop(dim: int) -> None:
 
 
 def base_classes(base: BaseClasses) -> list[torch.Tensor]:
-    return [base.take(rows).clone() for rows in list_class_rows(base.by_class)]
+    return [base.take(rows).clone() for rows in list_class_rows(base.rows_by_class)]
 
 
 def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -215,7 +215,7 @@ def test_float32_is_enough(name: str) -> None:
         for dtype in (torch.float64, torch.float32):
             base = make_base(dim=40)
             x = factor * base.take(torch.arange(57)) + offset
-            base = summarize_base_classes(make_row_reader(x.to(dtype)), base.by_class)
+            base = summarize_base_classes(make_row_reader(x.to(dtype)), base.rows_by_class)
             episodes = make_episodes(n_episodes=4, dim=40, base=base)[0]
             support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
             texts = texts_of(episodes).to(dtype)
@@ -341,7 +341,8 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
         return module
 
     def send_base(base: BaseClasses) -> BaseClasses:
-        rows, index = (to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class)))
+        index = ClassIndex(*map(to, base.rows_by_class))
+        rows = to(base.take(torch.arange(len(index.rows))))
         return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
     def send_trained(trained: TrainedEncoder) -> TrainedEncoder:

@@ -164,7 +164,7 @@ def join(
 
 
 KIND, POOL, LEARNED = join(SORTED_LABELS, SORTED_X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=3))
-ROWS, SORTED_INDEX, SOURCES = POOL.x, POOL.by_class, POOL.dataset_rows
+ROWS, SORTED_INDEX, SOURCES = POOL.x, POOL.rows_by_class, POOL.dataset_rows
 
 
 def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost() -> None:
@@ -233,7 +233,7 @@ def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
     labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
     _, pool, _ = join(labels, x, 1, EpisodeConfig())
     assert torch.equal(pool.x[:2], x[:2])
-    assert pool.by_class.size.tolist() == [2, 3]
+    assert pool.rows_by_class.size.tolist() == [2, 3]
     message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
     with pytest.raises(InputError, match=message):
         join(labels[1:], x[1:], 1, EpisodeConfig())

@@ -126,7 +126,7 @@ def test_statistics_of_base_classes() -> None:
     base = summarize_base_classes(make_row_reader(x), INDEX.select_classes(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
-    rows = base.take(base.by_class.rows)  # methods can read base rows alone
+    rows = base.take(base.rows_by_class.rows)  # methods can read base rows alone
     assert torch.equal(rows, torch.cat([x[LABELS == 3], x[LABELS == 1]]))
     with pytest.raises(IndexError, match="out of bounds"):
         base.take(torch.tensor([len(rows)]))
