@@ -30,11 +30,11 @@ from protonet.fit.label_validation import (
     apply_class_weights,
     are_booleans,
     check_labels,
-    check_weights_and_groups,
     concatenate_labels,
     encode_labels,
     from_class_names,
     normalize_weights,
+    prepare_weights_and_groups,
     require_labels,
     split_unlabelled,
     to_class_names,
@@ -284,7 +284,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows, labels = self._validate_rows_and_labels(X, to_exact_labels(y), encoded=encoding is not None, reset=reset)
         assert labels is not None
         check_labels(labels)
-        chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)
+        chosen, weights, groups = prepare_weights_and_groups(labels, sample_weight, groups)
         if len(chosen) < len(labels):
             rows, labels = rows.select_rows(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):

@@ -341,7 +341,7 @@ class NearDuplicateThresholds:
     Copies of a row have its class; a natural cluster has rows of all classes."""
     max_class_fraction: float = 0.5  #: Largest fraction of its class that a row and its near-duplicates may be.
     min_gap_ratio: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, in units of a chance gap.
-    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_by_one_gap`.
+    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_fraction_by_gap`.
     max_tied_distances: float = 0.1
     """Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
     equal, values are discrete, and nothing is reported."""
@@ -386,13 +386,13 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
     distance, nearest = _nearest_neighbours(rows, queries, 2 * scales[-1])
     for scale in scales:
         neighbours = distance[:, : 2 * scale], nearest[:, : 2 * scale]
-        fraction = max(fraction, _estimate_fraction(rows, queries, *neighbours, scale))
+        fraction = max(fraction, _estimate_near_duplicate_fraction(rows, queries, *neighbours, scale))
         if fraction >= rules.min_fraction:
             break
     return fraction
 
 
-def _estimate_fraction(
+def _estimate_near_duplicate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
     """Estimate the fraction of rows ``queries`` (m,) with near-duplicates, from their ``nearest`` rows (m, k)."""
@@ -419,7 +419,7 @@ def _estimate_fraction(
     fraction = float(has_duplicates.double().mean())
     near = has_duplicates[:, None] & (torch.arange(max_neighbours) <= index[:, None])  # (queries, max_neighbours)
     if fraction < rules.min_fraction:
-        fraction, near = _estimate_by_one_gap(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
+        fraction, near = _estimate_fraction_by_gap(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
     if fraction < rules.min_fraction:
         return fraction
     tied = _detect_tied_features(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
@@ -430,10 +430,10 @@ def _estimate_fraction(
     if not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
     neighbours = _nearest_neighbours(rows, everywhere, 2 * max_neighbours)
-    return _estimate_fraction(rows, everywhere, *neighbours, max_neighbours)
+    return _estimate_near_duplicate_fraction(rows, everywhere, *neighbours, max_neighbours)
 
 
-def _estimate_by_one_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
+def _estimate_fraction_by_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
     """Estimate the fraction of rows with near-duplicates, if all have equally many; also return a mask of these."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())

@@ -150,7 +150,7 @@ def check_labels(labels: np.ndarray) -> None:
     check_classification_targets(labels)
 
 
-def check_weights_and_groups(
+def prepare_weights_and_groups(
     labels: np.ndarray, sample_weight: Any, groups: Any
 ) -> tuple[np.ndarray, Tensor | None, Tensor | None]:
     """Validate the sample weights and groups of labelled rows, and drop rows of weight 0.

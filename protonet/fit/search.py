@@ -243,7 +243,7 @@ def evaluate_candidates(
     trained = [candidate for candidate in evaluator.candidates if candidate.spec.is_trained]
     if trained:
         candidates.append(trained[select_simplest_within_one_error([candidate.losses for candidate in trained])])
-    partitions = (candidates, *_evaluate_repeats(rows, folds, evaluator, candidates, search))
+    partitions = (candidates, *_evaluate_other_partitions(rows, folds, evaluator, candidates, search))
     return SearchResult(
         rows, evaluator, partitions, losses, has_held_out_rows=True, row_statistics=compute_row_statistics(rows)
     )
@@ -260,7 +260,7 @@ def _count_held_out_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
     return int((torch.bincount(pairs.unique() % rows.num_classes) > 1).sum())
 
 
-def _evaluate_repeats(
+def _evaluate_other_partitions(
     rows: TrainingRows,
     first: Sequence[Fold],
     evaluator: CandidateEvaluator,

@@ -189,7 +189,7 @@ def fit_solution(
       to the names alone.
     """
     started = time.monotonic()
-    metadata = _check_metadata(metadata)
+    metadata = _parse_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     search = _resolve_effort(effort).with_spans(column_spans)
@@ -263,7 +263,7 @@ def _resolve_effort(effort: object) -> ModelSearch:
     return effort
 
 
-def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def _parse_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """Validate the metadata of `solve`; return a dict of the entries that are not None, always with a device."""
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping):

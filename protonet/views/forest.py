@@ -26,7 +26,7 @@ from protonet.views.view import (
     View,
     ViewSpec,
     canonical_feature_order,
-    number_by_first_row,
+    renumber_by_first_row,
     select_evenly,
 )
 
@@ -90,7 +90,7 @@ class ForestSpec:
         """
         device, rows = rows.features.device, rows.to(torch.device("cpu"))
         shifts = rows.shifts if self.use_shifts else (0,)
-        class_ids, classes = number_by_first_row(rows.labels)  # the first class wins ties
+        class_ids, classes = renumber_by_first_row(rows.labels)  # the first class wins ties
         x, labels = shift_rows(rows.features, shifts), class_ids.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))

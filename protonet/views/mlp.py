@@ -41,7 +41,7 @@ from protonet.views.view import (
     TrainingRows,
     View,
     ViewSpec,
-    number_by_first_row,
+    renumber_by_first_row,
     require_linear_map,
 )
 
@@ -113,7 +113,7 @@ def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, use_shifts
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(MAX_CHUNK_ROWS)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
-    class_ids, _ = number_by_first_row(rows.labels)  # classes have random initial proxies
+    class_ids, _ = renumber_by_first_row(rows.labels)  # classes have random initial proxies
     return MLPTrainingData(z, class_ids.repeat(len(shifts)), weights)
 
 

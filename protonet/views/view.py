@@ -347,7 +347,7 @@ def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
     return order
 
 
-def number_by_first_row(labels: Tensor) -> tuple[Tensor, Tensor]:
+def renumber_by_first_row(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Renumber labels (n,) from 0 in the order of first rows; return new labels (n,) and the old ones (classes,)."""
     classes, index = labels.unique(return_inverse=True)
     first_row = torch.full_like(classes, len(labels)).scatter_reduce_(

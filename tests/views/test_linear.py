@@ -32,7 +32,7 @@ from protonet.views.mlp import (
     train_mlps,
 )
 from protonet.views.shifts import shift_rows
-from protonet.views.view import TrainingRows, number_by_first_row
+from protonet.views.view import TrainingRows, renumber_by_first_row
 from tests.strategies import accuracy, blobs, seeds
 
 
@@ -359,7 +359,7 @@ def test_the_data_of_a_member_include_shifted_rows() -> None:
     source = LinearSpec("standardised").fit(rows).source
     task = build_mlp_training_data(source, rows, use_shifts=True)
     torch.testing.assert_close(task.inputs, source(shift_rows(x, (0, 1))))
-    numbers, classes = number_by_first_row(y)
+    numbers, classes = renumber_by_first_row(y)
     assert torch.equal(classes[task.labels], y.repeat(2))
     plain = build_mlp_training_data(source, rows, use_shifts=False)
     torch.testing.assert_close(plain.inputs, source(x))

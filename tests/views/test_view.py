@@ -45,7 +45,7 @@ from protonet.views.view import (
     LinearMap,
     LinearMapConfig,
     TrainingRows,
-    number_by_first_row,
+    renumber_by_first_row,
     require_linear_map,
 )
 from tests.model_cases import make_network
@@ -130,10 +130,10 @@ def test_row_matmul_gives_a_row_the_same_digits_in_every_batch() -> None:
 
 def test_classes_are_numbered_by_their_first_rows() -> None:
     labels = torch.tensor([7, 2, 7, 5, 2])
-    numbers, classes = number_by_first_row(labels)
+    numbers, classes = renumber_by_first_row(labels)
     assert numbers.tolist() == [0, 1, 0, 2, 1]
     assert torch.equal(classes[numbers], labels)
-    assert torch.equal(number_by_first_row(9 - labels)[0], numbers)
+    assert torch.equal(renumber_by_first_row(9 - labels)[0], numbers)
 
 
 def waves(n: int, dim: int, period: float) -> Tensor:

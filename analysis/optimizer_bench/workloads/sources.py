@@ -251,12 +251,12 @@ def load_word_windows() -> tuple[Tensor, Tensor, Tensor]:
     chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
     fixed = make_seed_zero_generator()
 
-    def cut(words: list[str]) -> Tensor:
+    def cut_words(words: list[str]) -> Tensor:
         text = torch.tensor([word_ids[word] for word in words if word in word_ids])  # (size,)
         text = text[torch.rand(len(text), generator=fixed) < chance[text]]
         return text.unfold(0, 1 + 2 * CONTEXT_RADIUS, 1)
 
-    train, validation = map(cut, sides)
+    train, validation = map(cut_words, sides)
     chosen = torch.linspace(0, len(validation) - 1, 1_000).long()
     return train, validation[chosen], counts**FREQUENCY_EXPONENT
 
