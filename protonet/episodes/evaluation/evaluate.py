@@ -366,7 +366,7 @@ def open_set_fpr95(scores: Tensor, n_known: int) -> Tensor:
 
 
 def count_episodes(batches: Sequence[Mapping[str, EpisodeScores]]) -> int:
-    """Count the episodes in several batches of scores by method."""
+    """Count the episodes in all batches; each batch maps the name of each method to its scores."""
     return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 

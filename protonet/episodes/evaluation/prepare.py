@@ -135,7 +135,7 @@ class DatasetRows(NamedTuple):
     trained: TrainedEncoder | None = None
 
     def select_classes(self, index: ClassIndex) -> RowPool:
-        """Return the pool of the rows of some classes, from which episodes are drawn.
+        """Make a `RowPool` of the rows of some classes, from which episodes are drawn.
 
         ``index`` has the rows of each class in the data set. Each pool has its own reader, because a method may use
         rows of two pools at a time.

@@ -173,7 +173,7 @@ def _solve_kkt(
     errors: tuple[Tensor, Tensor, Tensor],
     product: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute an interior-point step that removes all errors of the equations and lowers slack * multiplier.
+    """Compute an interior-point step that solves the linearised KKT equations and lowers slack * multiplier.
 
     Returns the changes of coefficients, of dual prices, and of slack and multiplier in one tensor.
     """

@@ -96,7 +96,7 @@ def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Te
 
 
 def power_transform(rows: Tensor, beta: float) -> Tensor:
-    """Apply PT-MAP's preprocessing to rows (episodes, n, dim).
+    """Apply PT-MAP's preprocessing to rows (episodes, n, dim): power, unit norm, centring, unit norm.
 
     The absolute values of features are raised to the power ``beta`` > 0, with the features' signs. Then rows are scaled
     to unit norm, centred on their mean, and scaled to unit norm again.

@@ -1,1 +1,1 @@
-"""Samplers of few-shot episodes: protocols that draw numbered episodes, options, and the batches that methods get."""
+"""Samplers of few-shot episodes, their command-line options, and the batches of episodes that methods get."""

@@ -131,7 +131,7 @@ class FeatLearner(MetaLearner):
     loss_names = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the loss on episodes, FEAT's weighted contrastive loss, and the loss of a proxy per base class."""
+        """Compute three losses: on episodes, FEAT's contrastive loss, and of cosines to a proxy per base class."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
