@@ -86,7 +86,7 @@ class EvaluationSample(NamedTuple):
 
     @property
     def n_effective_groups(self) -> float:
-        """The effective number of groups: the number of equally weighted groups with as much information (Kish)."""
+        """The effective number of groups: the `effective_sample_size` of the sums of their weights."""
         return effective_sample_size(self.sum_by_group(self.weights))
 
     @property

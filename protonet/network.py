@@ -370,7 +370,7 @@ class PrototypeNetwork(nn.Module):
     def _add_samples_to_sums(
         self, sums: Tensor, counts: Tensor, features: Tensor, labels: Tensor, weights: Tensor | None
     ) -> None:
-        """Validate samples, add their embeddings to class sums and counts (rounded weights), and set the results."""
+        """Validate samples, add their embeddings and rounded weights to class sums and counts, and set the results."""
         x = check_features("features", features, dim=self._input_dim)
         y = check_labels("labels", labels, n=len(x), num_classes=len(counts)).to(sums.device)
         if len(x) == 0:

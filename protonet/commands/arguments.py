@@ -234,7 +234,7 @@ def check_page_options(options: argparse.Namespace) -> None:
 
 
 def check_server_packages(options: argparse.Namespace) -> None:
-    """Raise a MissingPackageError if a package of the HTTP servers is not installed; the options are not used."""
+    """Raise a MissingPackageError if a package of the HTTP servers is not installed, whatever the options are."""
     require_packages(SERVER_PACKAGES, "page")
 
 

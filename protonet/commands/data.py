@@ -1,4 +1,4 @@
-"""Open the model of a command, read and encode its table, and process a table in blocks."""
+"""Load the model of a command, read and encode a table, and process a table in blocks."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _unpickle_scalar(kind: _UnpickledDtype, raw: bytes | str) -> object:
     return _unpickle_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
-def _unpickle_bytes(text: str, encoding: str = "latin1") -> bytes:
+def _unpickle_text_as_bytes(text: str, encoding: str = "latin1") -> bytes:
     if encoding != "latin1":
         raise RefusedPickleError(f"text in {encoding}")
     return text.encode("latin1")
@@ -91,7 +91,7 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     **{("builtins", builtin.__name__): builtin for builtin in (int, float, complex)},
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
-    ("_codecs", "encode"): _unpickle_bytes,
+    ("_codecs", "encode"): _unpickle_text_as_bytes,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _UnpickledDtype,
     ("numpy.core.multiarray", "_reconstruct"): _unpickle_empty_array,

@@ -32,7 +32,9 @@ class SyntheticConstants:
     radius: float = 2.5  #: Norm of the prototypes, in all families.
     noise_std: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
-    correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
+    correlated_eigenvalue_exponent: float = (
+        1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_eigenvalue_exponent.
+    )
     #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
     n_nuisance_directions: int = 32
     nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.
@@ -90,7 +92,9 @@ def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Popula
 
     The covariance of the noise has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
     """
-    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC_CONSTANTS.correlated_decay  # (dim,)
+    spectrum = (
+        torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC_CONSTANTS.correlated_eigenvalue_exponent
+    )  # (dim,)
     variance = SYNTHETIC_CONSTANTS.correlated_variance * SYNTHETIC_CONSTANTS.noise_std**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 

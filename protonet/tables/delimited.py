@@ -144,9 +144,9 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
-    """Detect the encoding of a file; return the size of its byte order mark, the encoding, and if it has controls.
+    """Detect the encoding of a file; raise an InputError if the file is not text.
 
-    The last value is whether the text has control characters. Raises an InputError for binary data.
+    Returns the size of the byte order mark, the encoding, and whether the text has control characters.
     """
     file.seek(0)
     head = file.read(3)

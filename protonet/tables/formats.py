@@ -315,26 +315,28 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
         encoded = values.dictionary_encode()  # creates each distinct text once
         return _decode_dictionary(map(cell_to_text, encoded.dictionary.to_pylist()), encoded.indices)
     if (types.is_integer(dtype) and values.null_count) or types.is_decimal(dtype):
-        return _numeric_to_numpy(values.cast(pa.float64(), safe=False))
+        return _arrow_numbers_to_numpy(values.cast(pa.float64(), safe=False))
     if types.is_integer(dtype) or types.is_floating(dtype):
-        return _numeric_to_numpy(values)
+        return _arrow_numbers_to_numpy(values)
     if types.is_duration(dtype):
-        return _numeric_to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
+        return (
+            _arrow_numbers_to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
+        )
     if types.is_time(dtype):
         values = values.cast(pa.time64("us"), safe=safe).cast(pa.int64())
     elif not types.is_timestamp(dtype) and not types.is_date(dtype):
         raise pa.ArrowTypeError(f"{dtype} is nested")
-    return _numeric_to_numpy(values.cast(pa.timestamp("us"), safe=safe))
+    return _arrow_numbers_to_numpy(values.cast(pa.timestamp("us"), safe=safe))
 
 
 def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
     """Look up Arrow indices (b,) in a list of texts; return the texts (b,), "" for a null index."""
     dictionary = [*texts, ""]
     filled = indices.cast("int64").fill_null(len(dictionary) - 1)
-    return np.asarray(make_text_array(dictionary, len(dictionary))[_numeric_to_numpy(filled)])
+    return np.asarray(make_text_array(dictionary, len(dictionary))[_arrow_numbers_to_numpy(filled)])
 
 
-def _numeric_to_numpy(values: Any) -> np.ndarray:
+def _arrow_numbers_to_numpy(values: Any) -> np.ndarray:
     """Convert an Arrow array (b,) of numbers or times to a NumPy array; nulls become NaN or NaT."""
     return np.asarray(values.to_numpy(zero_copy_only=False))
 

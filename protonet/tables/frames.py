@@ -28,7 +28,7 @@ from protonet.tables.table import make_table
 class Frame(NamedTuple):
     """The rows of a data frame or an array, column by column."""
 
-    names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
+    column_names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
     columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.TableChunk`.
     categorical_names: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
     data_frame: object = None  #: The original data frame; None for an array, whose columns all hold numbers.
@@ -59,7 +59,7 @@ class FrameEncoding(NamedTuple):
     def encode(self, frame: Frame) -> np.ndarray:
         """Compute the features (n, dim) of the rows of a frame with the same columns as the fitted frame."""
         names, columns = zip(
-            *((frame.names[index], frame.columns[index]) for index in self.column_indices), strict=True
+            *((frame.column_names[index], frame.columns[index]) for index in self.column_indices), strict=True
         )
         table = convert_to_training_formats(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
@@ -138,7 +138,7 @@ def _reject_series_of_texts(x: object) -> None:
 
 def require_numeric_frame(frame: Frame | None) -> None:
     """Raise an InputError if a frame has text other than numbers and booleans; do nothing if there is no frame."""
-    for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
+    for name, cells in () if frame is None else zip(frame.column_names, frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
         other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain_number(cell)))
         if (cell := next(other, None)) is not None:
@@ -251,13 +251,13 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
     if frame.data_frame is None or (frame.is_fully_numeric and not kinds):
         inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
-        columns = dict(zip(frame.names, frame.columns, strict=True))
+        columns = dict(zip(frame.column_names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical_names if _has_repeated_level(columns[name])} | kinds
         hint, argument = "column_kinds keeps it", "column_kinds"
         fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
     summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
-    summary = {} if frame.data_frame is None else dict(zip(frame.names, summaries, strict=True))
+    summary = {} if frame.data_frame is None else dict(zip(frame.column_names, summaries, strict=True))
     indices = [index for index, (column, *_) in enumerate(inferred) if column is not None]
     if not indices:
         got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]

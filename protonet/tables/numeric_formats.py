@@ -62,7 +62,7 @@ class NumericConversion(NamedTuple):
 def choose_numeric_format_order(
     columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]
 ) -> Sequence[str] | None:
-    """Choose by all cells of a table in which order number formats are tried; None to keep the fitted columns."""
+    """Choose the order in which number formats are tried, by the cells of all columns; None to fit no column again."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     texts = [_list_distinct_cells(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
