@@ -290,7 +290,7 @@ class TablePipeline(Model):
 
     @property
     def uninformative_logits(self) -> Tensor | None:
-        """The logits (num_classes,) of rows without a known cell, by class frequencies; None if the network predicts."""
+        """The logits (num_classes,) of rows without a known cell, by class frequencies; None for the network's."""
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
         if self.metadata.get("balanced") or not bool(counts.any()):
             return compute_uninformative_logits(self.network.has_samples, torch.zeros(classes))

@@ -16,15 +16,15 @@ from protonet.errors import raise_input_error
 
 
 class ClassIndex(NamedTuple):
-    """Row indices grouped by class: the rows of class c are ``rows[start[c] : start[c] + size[c]]``."""
+    """Row indices grouped by class: those of class c are the ``class_counts[c]`` ones from ``class_starts[c]`` on."""
 
-    rows: Tensor  #: (n,) int64: indices of the rows of class 0, then of class 1, and so on.
-    start: Tensor  #: (num_classes,) int64: position in ``rows`` of the first row of each class.
-    size: Tensor  #: (num_classes,) int64: number of rows of each class.
+    row_indices: Tensor  #: (n,) int64: indices of the rows of class 0, then of class 1, and so on.
+    class_starts: Tensor  #: (num_classes,) int64: position in ``row_indices`` of the first row of each class.
+    class_counts: Tensor  #: (num_classes,) int64: number of rows of each class.
 
     def select_classes(self, classes: Tensor) -> ClassIndex:
         """Build the index of selected classes (k,) int64, distinct, which become classes 0 to k - 1 in this order."""
-        return ClassIndex(self.rows, self.start[classes], self.size[classes])
+        return ClassIndex(self.row_indices, self.class_starts[classes], self.class_counts[classes])
 
 
 def index_classes(labels: Tensor) -> ClassIndex:
@@ -43,8 +43,8 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 def list_class_rows(index: ClassIndex) -> list[Tensor]:
     """List, for each class, the indices of its rows as a tensor (n_rows,) int64; inverse of `index_class_rows`."""
-    starts, sizes = index.start.tolist(), index.size.tolist()
-    return [index.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    starts, sizes = index.class_starts.tolist(), index.class_counts.tolist()
+    return [index.row_indices[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def index_class_rows(class_rows: list[Tensor]) -> ClassIndex:
@@ -81,13 +81,15 @@ def sample_episodes(
     """
     n_way, n_shot = check_int("n_way", n_way, low=1), check_int("n_shot", n_shot, low=1)
     n_query, n_episodes = check_int("n_query", n_query, low=0), check_int("n_episodes", n_episodes, low=0)
-    n_classes = len(index.size)
+    n_classes = len(index.class_counts)
     if n_way > n_classes:
         raise_input_error("n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer classes.")
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
     classes = keys.argsort(dim=1)[:, :n_way]  # (n_episodes, n_way)
     uniform = torch.rand(n_episodes, n_way, n_shot + n_query, generator=generator, dtype=torch.float64)
-    return index.rows[index.start[classes][..., None] + draw_without_replacement(uniform, index.size[classes])]
+    return index.row_indices[
+        index.class_starts[classes][..., None] + draw_without_replacement(uniform, index.class_counts[classes])
+    ]
 
 
 def draw_without_replacement(uniform: Tensor, n_items: Tensor) -> Tensor:

@@ -147,7 +147,9 @@ def train_mlps(
     """
     embedding_dim = ensemble.last.shape[2]
     indices, device = [index_classes(task.labels.cpu()) for task in training_data], training_data[0].inputs.device
-    n_way = min(config.max_episode_classes, config.max_episode_rows // 2, *(len(index.size) for index in indices))
+    n_way = min(
+        config.max_episode_classes, config.max_episode_rows // 2, *(len(index.class_counts) for index in indices)
+    )
     slots = max(2, min(10, config.max_episode_rows // n_way))
     n_shot = slots // 2
     proxies = _initial_proxies(training_data, num_classes, embedding_dim, generator)

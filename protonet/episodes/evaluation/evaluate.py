@@ -151,12 +151,12 @@ def evaluate(
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     _check_types(x, index, methods, config, has_take=take is not None)
-    expected = (len(index.size), x.shape[1])
+    expected = (len(index.class_counts), x.shape[1])
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
         got, remedy = f"{texts.dtype} of shape {tuple(texts.shape)}", "Pass one row per class."
         raise_input_error("texts", f"be floats of shape (classes, dim), {expected} here", got, remedy)
     class_texts = None if texts is None else ClassTextEmbeddings(texts, compute_row_classes(index, len(x)))
-    index = config.validate(index, tuple(map(str, range(len(index.size)))))
+    index = config.validate(index, tuple(map(str, range(len(index.class_counts)))))
     group, take = group or ProcessGroup(), take or make_row_reader(x)
     batch_size = choose_batch_size(methods, x)
     finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
@@ -218,7 +218,7 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
         raise_input_error("index", "be a ClassIndex, rows by class", type(index).__name__, remedy, kind=InputTypeError)
     check_methods(methods)
     check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
-    max_row = int(index.rows.max()) if len(index.rows) else -1
+    max_row = int(index.row_indices.max()) if len(index.row_indices) else -1
     if not has_take and max_row >= len(x):
         remedy = "Pass the index of these rows' labels."
         raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {max_row}", remedy)

@@ -141,7 +141,7 @@ class DatasetRows(NamedTuple):
         rows of two pools at a time.
         """
         take = make_row_reader(self.x) if self.read_rows is None else self.read_rows
-        return RowPool(self.x, take, index._replace(rows=self.row_positions[index.rows]), index)
+        return RowPool(self.x, take, index._replace(row_indices=self.row_positions[index.row_indices]), index)
 
     def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
@@ -198,7 +198,9 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
     if plan.rows.split_seed is None and data.sides is not None:
-        counts = dict(zip(zip(data.class_names, data.sides, strict=True), index_of_all.size.tolist(), strict=True))
+        counts = dict(
+            zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
+        )
         notes += describe_class_list_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
@@ -233,7 +235,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     base_pool = None if queries is None else rows.select_classes(queries)
     sampler, pool = sampler.join_base_classes(rows.select_classes(index), base_pool, means)
     trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
-    class_ids, texts = data.y[pool.dataset_rows.rows[pool.dataset_rows.start]], None
+    class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
     if plan.rows.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
         texts = load_class_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)

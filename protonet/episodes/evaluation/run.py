@@ -59,8 +59,10 @@ def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvalua
     """
     digest = hashlib.sha256()
     index = prepared.row_pool.rows_by_class
-    positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
-    for tensor in (*index, prepared.row_pool.read_rows(index.rows[positions]), *prepared.hashed_tensors):
+    positions = torch.cat(
+        [index.class_starts + offset for offset in (0, index.class_counts // 2, index.class_counts - 1)]
+    )
+    for tensor in (*index, prepared.row_pool.read_rows(index.row_indices[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name not in SETTINGS_CHANGEABLE_ON_RESUME}
     run |= {"plugins": prepared.plugin_versions, "methods": list(prepared.methods), "data": digest.hexdigest()}
@@ -260,7 +262,7 @@ class _EpisodeRun:
 
     def compare_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
         """Score the candidate settings of each method (``grids``); return one result for each method."""
-        scores, n_classes = self.score_methods("tune"), len(self.prepared.row_pool.rows_by_class.size)
+        scores, n_classes = self.score_methods("tune"), len(self.prepared.row_pool.rows_by_class.class_counts)
         means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
         return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
 
@@ -287,7 +289,7 @@ class _EpisodeRun:
             query_counts=queries,
             correct_counts={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
             class_mask=varied,
-            n_classes=len(index.size),
+            n_classes=len(index.class_counts),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(data, prepared.class_ids)],
             class_accuracies=compute_class_accuracies(scores, class_mask, class_names) if by_class else None,

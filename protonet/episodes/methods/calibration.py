@@ -50,8 +50,8 @@ def distribution_calibration(
     base = episodes.base
     if base is None:
         raise_input_error("base", "be known", None, "Give the experiment base classes, or leave this method out.")
-    if n_nearest > len(base.rows_by_class.size):
-        limit = f"be at most the number of base classes ({len(base.rows_by_class.size)})"
+    if n_nearest > len(base.rows_by_class.class_counts):
+        limit = f"be at most the number of base classes ({len(base.rows_by_class.class_counts)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
     max_episodes = max(1, MAX_SAMPLED_FEATURES // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
@@ -79,7 +79,7 @@ def _classify_by_calibration(
     episode = torch.arange(len(support), device=support.device).reshape(-1, 1, 1)
 
     generator = torch.Generator().manual_seed(seed)
-    shape = (n_nearest, n_samples, int(base.rows_by_class.size.max()))
+    shape = (n_nearest, n_samples, int(base.rows_by_class.class_counts.max()))
     normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support)
     common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support)
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
@@ -109,10 +109,10 @@ def _compute_scaled_deviations(base: BaseClasses, classes: Tensor, dtype: torch.
     """Scale deviations (classes, rows, dim) of base rows: products with normal noise have the class covariance."""
     # They are divided by the root of the number of rows minus 1, and padded with zeros. Covariances (eq. 2) are never
     # computed themselves.
-    start, size = base.rows_by_class.start[classes, None], base.rows_by_class.size[classes, None]
-    position = torch.arange(int(base.rows_by_class.size.max()), device=size.device)
+    start, size = base.rows_by_class.class_starts[classes, None], base.rows_by_class.class_counts[classes, None]
+    position = torch.arange(int(base.rows_by_class.class_counts.max()), device=size.device)
     present = position < size  # (k, most rows)
-    rows = base.take(base.rows_by_class.rows[start + position.where(present, 0)].flatten())
+    rows = base.take(base.rows_by_class.row_indices[start + position.where(present, 0)].flatten())
     rows = rows.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)
     means = base.class_means[classes].to(dtype)
     weight: Tensor = present / (size - 1).clamp_min(1).sqrt()

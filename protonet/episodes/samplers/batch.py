@@ -293,7 +293,7 @@ def summarize_base_classes(read_rows: RowReader, by_class: ClassIndex) -> BaseCl
         sums = [read_rows(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_CHUNK)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
-    fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
+    fraction, device = by_class.class_counts.double() / by_class.class_counts.sum(), class_means.device
     rows_of_base, *bounds = (tensor.to(device) for tensor in index_class_rows(pieces))
     new_index = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
@@ -302,7 +302,7 @@ def summarize_base_classes(read_rows: RowReader, by_class: ClassIndex) -> BaseCl
 
 def hash_class_rows(read_rows: RowReader, by_class: ClassIndex) -> str:
     """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
-    digest = hashlib.sha256(by_class.size.numpy().tobytes())
+    digest = hashlib.sha256(by_class.class_counts.numpy().tobytes())
     for rows_of_class in list_class_rows(by_class):
         for rows in rows_of_class.split(ROWS_PER_CHUNK):
             digest.update(read_rows(rows).cpu().contiguous().numpy().tobytes())
@@ -330,7 +330,7 @@ def record_episodes(
     n_episodes = len(next(iter(predicted.values())))
     (batch,) = split_by_size(sampler.sample(pool.rows_by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
-    row_of[pool.rows_by_class.rows] = pool.dataset_rows.rows
+    row_of[pool.rows_by_class.row_indices] = pool.dataset_rows.row_indices
     support = row_of[batch.support_ids]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
     arrays = {"support": support, "query": row_of[batch.query_ids], "labels": batch.query_labels, "classes": classes}

@@ -65,9 +65,9 @@ class EpisodeConfig(Sampler):
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
-        few = int((chosen.size < self.shot[1] + self.n_query).sum())
-        left_out = len(index.size) - len(chosen.size)
-        of_classes = f"{few} of {len(index.size)} classes"
+        few = int((chosen.class_counts < self.shot[1] + self.n_query).sum())
+        left_out = len(index.class_counts) - len(chosen.class_counts)
+        of_classes = f"{few} of {len(index.class_counts)} classes"
         return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
@@ -84,16 +84,16 @@ class EpisodeConfig(Sampler):
         max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
         needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
-            index = index.select_classes((index.size >= needed).nonzero().flatten())
-        if self.n_required_classes > len(index.size):
+            index = index.select_classes((index.class_counts >= needed).nonzero().flatten())
+        if self.n_required_classes > len(index.class_counts):
             others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
-            constraint = f"be at most the number of classes ({len(index.size)}{beside})"
+            constraint = f"be at most the number of classes ({len(index.class_counts)}{beside})"
             raise_input_error("way", constraint, self.way[1], remedy)
-        if bool((index.size < needed).any()):
-            worst = int(index.size.argmin())
-            got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
+        if bool((index.class_counts < needed).any()):
+            worst = int(index.class_counts.argmin())
+            got = f"class {class_names[worst]!r} with {int(index.class_counts[worst])}"
             rows = "shot + query" + (" + unlabelled" if self.n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
             # The paper command records each query of episodes of equal sizes, and has no option for that.
@@ -113,17 +113,17 @@ class EpisodeConfig(Sampler):
             uniform(RandomStream.CLASS, max_way + n_open),
             uniform(RandomStream.DISTRACTOR, self.n_distractors),
         ]
-        n_classes = torch.tensor(len(index.size)).expand(n_episodes)
+        n_classes = torch.tensor(len(index.class_counts)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
         classes = draw_without_replacement(torch.cat(uniform_classes, dim=1), n_classes)
-        size, start = index.size[classes], index.start[classes]
+        size, start = index.class_counts[classes], index.class_starts[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
         queries = torch.full_like(shots, self.n_query).where(drawn, 0)
         if self.imbalance is not None:
             queries = _split_queries(uniform(RandomStream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
-        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
+        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.class_counts.max()))
         queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
         open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
@@ -137,7 +137,7 @@ class EpisodeConfig(Sampler):
             )
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], EMPTY_SLOT)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
-        rows = index.rows[
+        rows = index.row_indices[
             start[..., None] + draw_without_replacement(uniform_rows, size)
         ]  # (episodes, max_way + n_open, slots)
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
@@ -206,8 +206,8 @@ class GeneralizedSampler(Sampler):
         Returns the rows for the means, and the queries of each class after a placeholder row, which `join_base_classes`
         overwrites with the mean.
         """
-        if int(base.size.min()) < 2:
-            got = f"class {class_names[int(base.size.argmin())]!r} with one"
+        if int(base.class_counts.min()) < 2:
+            got = f"class {class_names[int(base.class_counts.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
@@ -227,34 +227,37 @@ class GeneralizedSampler(Sampler):
             index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.rows_by_class, pool.rows_by_class), (base.dataset_rows, pool.dataset_rows))
         )
-        x = pool.read_rows(known.rows).clone()
-        x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
-        by_class = known._replace(rows=torch.arange(len(x)))
+        x = pool.read_rows(known.row_indices).clone()
+        x[known.class_starts[: len(means)].to(x.device)] = means.to(x.dtype)
+        by_class = known._replace(row_indices=torch.arange(len(x)))
         return replace(self, n_base_classes=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
-        if not 0 < self.n_base_classes < len(index.size) or bool((index.size[: self.n_base_classes] < 2).any()):
+        if not 0 < self.n_base_classes < len(index.class_counts) or bool(
+            (index.class_counts[: self.n_base_classes] < 2).any()
+        ):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base_classes", "be classes of a mean and a query or more", self.n_base_classes, remedy)
         self.novel_config.validate(
-            index.select_classes(torch.arange(self.n_base_classes, len(index.size))), class_names[self.n_base_classes :]
+            index.select_classes(torch.arange(self.n_base_classes, len(index.class_counts))),
+            class_names[self.n_base_classes :],
         )
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
-        novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.size)))
+        novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.class_counts)))
         novel = self.novel_config.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
-        start, size = index.start[: self.n_base_classes], index.size[: self.n_base_classes] - 1
+        start, size = index.class_starts[: self.n_base_classes], index.class_counts[: self.n_base_classes] - 1
         offsets = draw_without_replacement(
             sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape), size.expand(shape[:2])
         )
         drawn = torch.arange(shape[2]) < size[:, None]
-        query = index.rows[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
+        query = index.row_indices[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
         support = torch.full((n_episodes, self.n_base_classes, novel.support_ids.shape[2]), EMPTY_SLOT)
-        support[:, :, 0] = index.rows[start]
+        support[:, :, 0] = index.row_indices[start]
         max_query = max(query.shape[2], novel.query_ids.shape[2])
         queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=EMPTY_SLOT) for rows in (query, novel.query_ids)]
         support = torch.cat([support, novel.support_ids], dim=1)
@@ -298,7 +301,7 @@ def _draw_unlabelled(
     inside = draw_without_replacement(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_unlabelled)
     last = slice(size.shape[1] - n_distractors, None)
     offsets = torch.cat([inside, draw_without_replacement(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
-    return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
+    return index.row_indices[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
 
 
 def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:

@@ -141,12 +141,12 @@ class FixedSplit(Sampler):
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
         check_int("shot", self.n_shot, low=1, high=MAX_CLASSES_OR_ROWS)
-        if len(self.n_training_rows) != len(index.size) or len(self.n_training_rows) < 2:
-            got = f"{len(self.n_training_rows)} for {len(index.size)}"
+        if len(self.n_training_rows) != len(index.class_counts) or len(self.n_training_rows) < 2:
+            got = f"{len(self.n_training_rows)} for {len(index.class_counts)}"
             remedy = "Pass the counts of all classes."
             raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
         needed = 1 if self.allow_small else self.n_shot
-        for c, (n_train, size) in enumerate(zip(self.n_training_rows, index.size.tolist(), strict=True)):
+        for c, (n_train, size) in enumerate(zip(self.n_training_rows, index.class_counts.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
                 got = f"class {class_names[c]!r} with {n_train}"
@@ -164,12 +164,14 @@ class FixedSplit(Sampler):
             sample_uniform_by_episode(seed, RandomStream.ROW, first, shape), train.expand(shape[:2])
         )
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
-        test = index.size - train
+        test = index.class_counts - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
-        rows = index.rows[((index.start + train)[:, None] + slots).where(is_test, 0)].where(is_test, EMPTY_SLOT)
+        rows = index.row_indices[((index.class_starts + train)[:, None] + slots).where(is_test, 0)].where(
+            is_test, EMPTY_SLOT
+        )
         return SampledEpisodes(
-            index.rows[index.start[:, None] + offsets].where(drawn, EMPTY_SLOT),
+            index.row_indices[index.class_starts[:, None] + offsets].where(drawn, EMPTY_SLOT),
             rows.expand(n_episodes, -1, -1),
             torch.empty(n_episodes, 0, 0, dtype=torch.int64),
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),

@@ -71,16 +71,16 @@ class MetaDataset(Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that the data and each group have at least 5 classes, and that each class has at least two rows."""
-        if len(index.size) < META_DATASET_MIN_WAY:
+        if len(index.class_counts) < META_DATASET_MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             constraint = f"be {META_DATASET_MIN_WAY} or more, as Meta-Dataset's episodes have"
-            raise_input_error("classes", constraint, len(index.size), remedy)
-        smallest = int(index.size.argmin())
-        if index.size[smallest] < 2:
-            got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
+            raise_input_error("classes", constraint, len(index.class_counts), remedy)
+        smallest = int(index.class_counts.argmin())
+        if index.class_counts[smallest] < 2:
+            got = f"class {class_names[smallest]!r} with {int(index.class_counts[smallest])}"
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(
-            len(set(group)) < META_DATASET_MIN_WAY or not set(group) <= set(range(len(index.size)))
+            len(set(group)) < META_DATASET_MIN_WAY or not set(group) <= set(range(len(index.class_counts)))
             for group in self.class_groups
         ):
             remedy = "Pass those of `read_class_groups`."
@@ -90,12 +90,14 @@ class MetaDataset(Sampler):
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         classes, queries, shots = self._draw_classes_and_shots(index, seed, first, n_episodes)
-        size, start, drawn = index.size[classes], index.start[classes], shots > 0
+        size, start, drawn = index.class_counts[classes], index.class_starts[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
         shape = (n_episodes, META_DATASET_MAX_WAY, MAX_SUPPORT_ROWS + MAX_QUERIES_PER_CLASS)
         uniform_rows = sample_uniform_by_episode(seed, RandomStream.ROW, first, shape)[..., :slots]
         rows = torch.full((n_episodes, META_DATASET_MAX_WAY, slots), EMPTY_SLOT)
-        rows[drawn] = index.rows[start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])]
+        rows[drawn] = index.row_indices[
+            start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])
+        ]
         position = torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
@@ -107,7 +109,7 @@ class MetaDataset(Sampler):
     def count_classes_and_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Compute the results of `Sampler.count_classes_and_queries` without drawing rows."""
         classes, queries, _ = self._draw_classes_and_shots(index, seed, 0, n_episodes)
-        n_classes = len(index.size)
+        n_classes = len(index.class_counts)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
         class_mask.scatter_(1, classes.where(queries > 0, n_classes), value=True)
         return class_mask[:, :-1], queries.sum(dim=1)
@@ -120,7 +122,7 @@ class MetaDataset(Sampler):
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
             return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
 
-        groups = self.class_groups or (tuple(range(len(index.size))),)
+        groups = self.class_groups or (tuple(range(len(index.class_counts))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
         group = (uniform(RandomStream.GROUP) * len(groups)).long()
@@ -132,7 +134,10 @@ class MetaDataset(Sampler):
         ]
         drawn = torch.arange(META_DATASET_MAX_WAY) < way[:, None]
         queries, shots = _count_queries_and_shots(
-            index.size[classes], drawn, uniform(RandomStream.SHOT, 1), uniform(RandomStream.SIZE, META_DATASET_MAX_WAY)
+            index.class_counts[classes],
+            drawn,
+            uniform(RandomStream.SHOT, 1),
+            uniform(RandomStream.SIZE, META_DATASET_MAX_WAY),
         )
         return classes, queries, shots
 

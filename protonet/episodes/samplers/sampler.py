@@ -173,8 +173,8 @@ class Sampler(ABC):
             class_mask: (n_episodes, classes of the index) bool, whether the episode has a row of the class.
             queries: (n_episodes,) int64, the number of queries, without queries of open classes.
         """
-        n_classes, masks, queries = len(index.size), [], []
-        class_of = compute_row_classes(index, int(index.rows.max()) + 2)  # the last entry is for EMPTY_SLOT
+        n_classes, masks, queries = len(index.class_counts), [], []
+        class_of = compute_row_classes(index, int(index.row_indices.max()) + 2)  # the last entry is for EMPTY_SLOT
         for first in range(0, n_episodes, EPISODES_PER_COUNT_BATCH):
             n = min(EPISODES_PER_COUNT_BATCH, n_episodes - first)
             sampled = self.sample(index, seed=seed, first=first, n_episodes=n)

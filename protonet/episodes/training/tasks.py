@@ -72,7 +72,7 @@ def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
     class_ids = torch.tensor(chosen, dtype=torch.int64)
     index = index_classes(data.y).select_classes(class_ids)
-    usable = int((index.size > 1).sum())
+    usable = int((index.class_counts > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
@@ -150,7 +150,7 @@ def _score_methods(
 ) -> dict[str, Tensor]:
     """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name."""
     n_shot = VALIDATION_SIZES.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_n_way or min(VALIDATION_SIZES.n_way, int((index.size > n_shot).sum()))
+    n_way = plan.head_n_way or min(VALIDATION_SIZES.n_way, int((index.class_counts > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
     index = config.validate(index, ())
     n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes

@@ -342,11 +342,11 @@ def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
 
 def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> None:
     """Raise an InputError if a base class or too many validation classes have fewer rows than an episode needs."""
-    needed, worst = plan.shot + plan.query, int(base.rows_by_class.size.argmin())
-    if (size := int(base.rows_by_class.size[worst])) < needed:
+    needed, worst = plan.shot + plan.query, int(base.rows_by_class.class_counts.argmin())
+    if (size := int(base.rows_by_class.class_counts[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
         raise_input_error("dataset", limit, f"class {base.class_names[worst]!r} with {size}", "Ask for fewer rows.")
-    usable = int((validation.rows_by_class.size > plan.shot).sum())
+    usable = int((validation.rows_by_class.class_counts > plan.shot).sum())
     min_classes = plan.head_n_way or 2
     # Prototypes are validated with one row of each class.
     if plan.objective != "prototypes" and usable < min_classes:

@@ -342,7 +342,7 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
 
     def send_base(base: BaseClasses) -> BaseClasses:
         index = ClassIndex(*map(to, base.rows_by_class))
-        rows = to(base.take(torch.arange(len(index.rows))))
+        rows = to(base.take(torch.arange(len(index.row_indices))))
         return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
     def send_trained(trained: TrainedEncoder) -> TrainedEncoder:

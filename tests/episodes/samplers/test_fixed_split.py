@@ -155,7 +155,7 @@ def join(
 ) -> tuple[GeneralizedSampler, RowPool, ClassIndex]:
     """Make generalized episodes of which the first classes are base; return them, their rows, and the base rows."""
     full, names = index_classes(labels), tuple("abcdefghi")
-    base, novel = map(full.select_classes, torch.arange(len(full.size)).tensor_split([n_base_classes]))
+    base, novel = map(full.select_classes, torch.arange(len(full.class_counts)).tensor_split([n_base_classes]))
     learned, queries = GeneralizedSampler(setting).hold_out_queries(base, names)
     means = summarize_base_classes(make_row_reader(x), learned).class_means
     of_novel, of_base = (RowPool(x, make_row_reader(x), index, index) for index in (novel, queries))
@@ -171,12 +171,12 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost(
     for part in range(3):
         mine = SORTED_X[part == SORTED_LABELS]
         is_query = torch.arange(len(mine)) % 5 == 4
-        rows = ROWS[SORTED_INDEX.start[part] : SORTED_INDEX.start[part] + SORTED_INDEX.size[part]]
+        rows = ROWS[SORTED_INDEX.class_starts[part] : SORTED_INDEX.class_starts[part] + SORTED_INDEX.class_counts[part]]
         assert torch.allclose(rows[0], mine[~is_query].mean(dim=0), atol=1e-6)
         assert torch.equal(rows[1:], mine[is_query])
-    assert torch.equal(ROWS[SORTED_INDEX.start[3] :], SORTED_X[SORTED_LABELS >= 3])
-    assert torch.equal(SORTED_LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
-    assert torch.equal(SORTED_X[SOURCES.rows[SOURCES.start[3] :]], ROWS[SORTED_INDEX.start[3] :])
+    assert torch.equal(ROWS[SORTED_INDEX.class_starts[3] :], SORTED_X[SORTED_LABELS >= 3])
+    assert torch.equal(SORTED_LABELS[SOURCES.row_indices[SOURCES.class_starts]], torch.arange(9))
+    assert torch.equal(SORTED_X[SOURCES.row_indices[SOURCES.class_starts[3] :]], ROWS[SORTED_INDEX.class_starts[3] :])
     for part, learned in enumerate(list_class_rows(LEARNED)):
         queries = list_class_rows(SOURCES)[part][1:]
         assert sorted(torch.cat([learned, queries]).tolist()) == SORTED_LABELS.eq(part).nonzero().flatten().tolist()
@@ -189,12 +189,14 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
     plain = KIND.novel_config.sample(novel, seed=seed, first=first, n_episodes=n)
     assert torch.equal(draw.support_ids[:, 3:], plain.support_ids)
     assert torch.equal(draw.query_ids[:, 3:, : plain.query_ids.shape[2]], plain.query_ids)
-    assert (draw.support_ids[:, :3, 0] == SORTED_INDEX.start[:3]).all()
+    assert (draw.support_ids[:, :3, 0] == SORTED_INDEX.class_starts[:3]).all()
     assert (draw.support_ids[:, :3, 1:] < 0).all()
     for part in range(3):
         is_query = draw.query_ids[:, part]
-        assert (is_query > SORTED_INDEX.start[part]).sum() == n * min(3, int(SORTED_INDEX.size[part]) - 1)
-        assert (is_query < SORTED_INDEX.start[part] + SORTED_INDEX.size[part]).all()
+        assert (is_query > SORTED_INDEX.class_starts[part]).sum() == n * min(
+            3, int(SORTED_INDEX.class_counts[part]) - 1
+        )
+        assert (is_query < SORTED_INDEX.class_starts[part] + SORTED_INDEX.class_counts[part]).all()
 
 
 def test_scores_equal_a_slow_loop() -> None:
@@ -233,7 +235,7 @@ def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
     labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
     _, pool, _ = join(labels, x, 1, EpisodeConfig())
     assert torch.equal(pool.x[:2], x[:2])
-    assert pool.rows_by_class.size.tolist() == [2, 3]
+    assert pool.rows_by_class.class_counts.tolist() == [2, 3]
     message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
     with pytest.raises(InputError, match=message):
         join(labels[1:], x[1:], 1, EpisodeConfig())

@@ -126,7 +126,7 @@ def test_statistics_of_base_classes() -> None:
     base = summarize_base_classes(make_row_reader(x), INDEX.select_classes(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
-    rows = base.take(base.rows_by_class.rows)  # methods can read base rows alone
+    rows = base.take(base.rows_by_class.row_indices)  # methods can read base rows alone
     assert torch.equal(rows, torch.cat([x[LABELS == 3], x[LABELS == 1]]))
     with pytest.raises(IndexError, match="out of bounds"):
         base.take(torch.tensor([len(rows)]))
@@ -144,7 +144,7 @@ def sample(
     labels: torch.Tensor, config: EpisodeConfig, seed: int = 0, first: int = 0, n_episodes: int = 30
 ) -> SampledEpisodes:
     index = index_classes(labels)
-    index = config.validate(index, tuple(map(str, range(len(index.size)))))
+    index = config.validate(index, tuple(map(str, range(len(index.class_counts)))))
     return config.sample(index, seed=seed, first=first, n_episodes=n_episodes)
 
 

@@ -278,7 +278,7 @@ def test_a_side_has_only_its_own_classes() -> None:
     for side in ("base", "validation", "novel"):
         selected, class_ids = select_split_side("data", data, side), [c for c, name in enumerate(SIDES) if name == side]
         assert selected.class_names == tuple(data.class_names[c] for c in class_ids)
-        assert selected.rows_by_class.size.tolist() == [8] * len(class_ids)
+        assert selected.rows_by_class.class_counts.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
             assert selected.row_classes[row] == (class_ids.index(label) if label in class_ids else -1)
         element = torch.stack([x for x, label in zip(data.x, data.y, strict=True) if label in class_ids])
