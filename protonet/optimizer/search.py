@@ -79,7 +79,7 @@ class OptimizerRun:
             )
 
     def _set_scheduler_factor(self, factor: float, lr: float) -> None:
-        """Set ``lr_factor``; while it grows (a warm-up), divide ``rate`` by the growth, not below the usual step."""
+        """Set ``lr_factor``. If a warm-up raises it, lower ``rate`` by the same ratio, down to ``usual_step_size``."""
         if factor > self.max_lr_factor:
             if self.max_lr_factor:
                 scale = max(self.max_lr_factor / factor, min(1.0, STEP_SIZE.usual_step_size / lr / self.rate))

@@ -188,7 +188,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
         way=sampler.way,
         has_texts=plan.rows.texts is not None,
         has_unlabelled=sampler.n_unlabelled > 0,
-        has_class_means=sampler.adds_base_classes,
+        has_base_class_means=sampler.adds_base_classes,
         has_feature_maps=data.has_feature_maps and training is None,
     )
     methods, notes = select_methods(plan.methods.fixed_methods, available, include_all=plan.methods.include_all)

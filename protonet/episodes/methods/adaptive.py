@@ -141,7 +141,7 @@ def _fit_prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: fl
 
 
 def _fit_kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit a kernel ridge regression for each bandwidth and ridge; ``distances``: of support rows, then of queries."""
+    """Fit a kernel ridge regression for each bandwidth and ridge, by distances from the support to all rows."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_squared_value, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]

@@ -196,7 +196,7 @@ class AvailableInputs:
     has_texts: bool  #: Whether there are embeddings of texts that name the classes.
     has_unlabelled: bool  #: Whether episodes have unlabelled rows.
     has_feature_maps: bool  #: Whether rows are feature maps of a network, with spatial positions.
-    has_class_means: bool  #: Whether episodes have base classes, which are given only by their means.
+    has_base_class_means: bool  #: Whether episodes have base classes, which are given only by their means.
 
     def list_missing_inputs(self, spec: MethodSpec) -> list[str]:
         """List why a method cannot run: missing inputs (keys of ``MISSING_INPUT_REMEDIES``), "way" or "means".
@@ -210,7 +210,7 @@ class AvailableInputs:
         missing = [need for need in MISSING_INPUT_REMEDIES if need in spec.needs and not available[need]]
         uses_head = self.head_n_way is not None and spec.objective == self.objective is not None
         wrong_way = uses_head and self.way is not None and self.way != (self.head_n_way, self.head_n_way)
-        return missing + ["way"] * wrong_way + ["means"] * (self.has_class_means and not spec.needs_only_means)
+        return missing + ["way"] * wrong_way + ["means"] * (self.has_base_class_means and not spec.needs_only_means)
 
 
 #: The constraint and the remedy in the error message about each missing input.

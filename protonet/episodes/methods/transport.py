@@ -211,7 +211,7 @@ def _reduce_rows_by_svd(rows: Tensor, beta: float, n_dims: int) -> Tensor:
 
 
 def _propagate_labels(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate labels from support over prototypes to all rows, by weights ``assigned`` (episodes, n_way, rows)."""
+    """Propagate the support's labels over the prototypes to all rows: (episodes, n_way, rows), like ``assigned``."""
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)

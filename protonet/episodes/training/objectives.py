@@ -131,7 +131,7 @@ class FeatLearner(MetaLearner):
     loss_names = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute three losses: on episodes, FEAT's contrastive loss, and of cosines to a proxy per base class."""
+        """Compute three losses: episodic, FEAT's contrastive one, and the cross-entropy of cosines to class proxies."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)

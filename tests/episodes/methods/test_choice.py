@@ -165,7 +165,7 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
 
 def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
     given: dict[str, Any] = {"n_base_classes": 2, "has_texts": True, "has_unlabelled": True, "has_feature_maps": True}
-    available = AvailableInputs(objective="anil", head_n_way=2, way=(2, 2), has_class_means=False, **given)
+    available = AvailableInputs(objective="anil", head_n_way=2, way=(2, 2), has_base_class_means=False, **given)
     methods, notes = select_methods([], available, include_all=True)
     assert "Without an encoder of their objectives, feat, maml are left out." in notes
     assert methods.keys() == {name for name, spec in METHODS.items() if not spec.is_slow} - {"feat", "maml"}
