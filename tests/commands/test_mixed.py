@@ -47,6 +47,11 @@ def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
     return {name: [cells[row] for row in order] for name, cells in columns.items()}
 
 
+def widen(columns: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Spread the widths of a table over several orders of magnitude."""
+    return columns | {"width": [cell and f"{10 ** (float(cell) / 5):.8g}" for cell in columns["width"]]}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in the folder of its training table."""
@@ -142,9 +147,10 @@ def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, ru
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     trained, graph, columns = tmp_path / "m.safetensors", tmp_path / "m.onnx", ["width", "price", "framed", "style"]
-    run("fit", model.with_name("train.csv"), *FAST, "--columns", *columns, "-o", trained)
+    table = write(tmp_path / "train.csv", widen(make_columns()))
+    assert "width: number, on a logarithmic scale" in run("fit", table, *FAST, "--columns", *columns, "-o", trained)
     assert "m.onnx: 4 columns (n, 1) to logits and probabilities (n, 3)" in run("export", trained, "--onnx", graph)
-    new = make_columns(12, seed=5)
+    new = widen(make_columns(12, seed=5))
     new["style"][:5] = ["never seen", "", "NA", "", "never seen"]
     for row, framed in ((3, ""), (4, "maybe")):  # without an informative cell
         new["width"][row], new["price"][row], new["framed"][row] = "", "NA", framed

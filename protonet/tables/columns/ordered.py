@@ -41,6 +41,12 @@ MIN_CYCLE_PHASE_VARIANCE = 0.01
 #: If dates are on at most this many distinct days of the month, such as the first, their weekdays are accidental: the
 #: cycle of the week is then not encoded.
 MAX_DISTINCT_MONTH_DAYS = 2
+#: Numbers are encoded by their logarithm if the largest absolute value is at least this multiple of the median one.
+#: Most others would become equal if they were divided by their standard deviation.
+MIN_LOGARITHM_SPAN = 20.0
+MIN_NUMBERS_FOR_LOGARITHM = 5  #: Minimum number of values other than 0 of such a column.
+#: The logarithm is linear below this quantile of the absolute values: it is sign(v) log(1 + |v| / quantile).
+LOGARITHM_UNIT_QUANTILE = 0.1
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,16 @@ class OrderedColumn(FittedColumn):
         missing = np.isnan(values)
         filled = np.where(missing, self.median, values)
         with np.errstate(over="ignore"):
-            features = [(filled - self.mean) / self.scale, *self.further_features(filled)]
+            features = [self.standardize(filled), *self.further_features(filled)]
             if 0 < self.missing_fraction < 1:
                 features.append(
                     (missing - self.missing_fraction) / math.sqrt(self.missing_fraction * (1 - self.missing_fraction))
                 )
             return np.stack(features, axis=1).astype(np.float32)
+
+    def standardize(self, filled: np.ndarray) -> np.ndarray:
+        """Compute the first feature (n,) from values (n,) in which the median replaces missing ones."""
+        return (filled - self.mean) / self.scale
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
         """Compute further features (n,) from values (n,) in which the median replaces missing ones; none by default."""
@@ -120,6 +130,10 @@ class Numeric(OrderedColumn):
     """A fitted column of numbers, written in one of ``NUMERIC_FORMATS``."""
 
     unit: str = ""  #: The unit of measurement that training cells name, such as "kg"; "" if they name none.
+    log_unit: float = 0.0
+    """The absolute value up to which the logarithmic scale is nearly linear; 0 if the numbers are on no such scale."""
+    log_mean: float = 0.0  #: The mean of the training rows on the logarithmic scale.
+    log_std: float = 1.0  #: The standard deviation of the training rows on the logarithmic scale.
     column_type: ClassVar[str] = "number"
 
     @classmethod
@@ -131,8 +145,22 @@ class Numeric(OrderedColumn):
         has_unit = cells.dtype.kind == "O" and numeric_format not in {"plain", "duration"}
         unit = detect_unit(dict.fromkeys(cells)) if has_unit else ""
         numeric = parse_numeric_column(cells, numeric_format, unit or None)
-        statistics = cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32)  # False for NaN
-        return cls(numeric_format, *statistics, unit=unit)
+        usable = np.abs(numeric) <= MAX_FLOAT32  # False for NaN
+        median, *statistics = cls.fit_statistics(numeric, usable)
+        sizes = np.abs(numeric[usable & (numeric != 0)])
+        if len(sizes) < MIN_NUMBERS_FOR_LOGARITHM or sizes.max() < MIN_LOGARITHM_SPAN * np.median(sizes):
+            return cls(numeric_format, median, *statistics, unit=unit)
+        log_unit = float(np.quantile(sizes, LOGARITHM_UNIT_QUANTILE))
+        logs = _signed_logarithm(np.where(usable, numeric, median), log_unit)
+        logarithm = {"log_unit": log_unit, "log_mean": float(logs.mean()), "log_std": float(logs.std())}
+        return cls(numeric_format, median, *statistics, unit=unit, **logarithm)
+
+    def standardize(self, filled: np.ndarray) -> np.ndarray:
+        """Compute the first feature (n,) from values (n,) in which the median replaces missing ones."""
+        if not self.log_unit:
+            return super().standardize(filled)
+        features = (_signed_logarithm(filled, self.log_unit) - self.log_mean) / self.log_std
+        return np.where(np.abs(filled) > MAX_FLOAT32, filled, features)  # callers refuse such values
 
     @property
     def is_fully_numeric(self) -> bool:
@@ -198,20 +226,33 @@ class Numeric(OrderedColumn):
             "comma interval": ", midpoints of intervals as 1,5-2,5",
             "duration": ", durations in seconds",
         }
-        return f"number{formats[self.format]}{f', in {self.unit}' if self.unit else ''}{self.missing_note}"
+        details = f"{f', in {self.unit}' if self.unit else ''}{', on a logarithmic scale' if self.log_unit else ''}"
+        return f"number{formats[self.format]}{details}{self.missing_note}"
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> Numeric:
         """Restore the column from the untrusted entries of a model file."""
         numeric_format = stored.get_entry("format", str)
         raise_unless(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
-        return cls(numeric_format, *cls.restore_statistics(stored), unit=stored.get_entry("unit", str))
+        return cls(
+            numeric_format,
+            *cls.restore_statistics(stored),
+            unit=stored.get_entry("unit", str),
+            log_unit=stored.get_float("log_unit", 0),
+            log_mean=stored.get_float("log_mean"),
+            log_std=stored.get_float("log_std", math.ulp(0.0)),
+        )
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
         """Add the features to an ONNX graph; return the names of the features and of the mask of missing cells."""
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
-        z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
+        mean, std = self.mean, self.scale
+        if self.log_unit:
+            size = graph.add("Div", graph.add("Abs", filled), np.float64(self.log_unit))
+            logs = graph.add("Log", graph.add("Add", size, np.float64(1)))
+            filled, mean, std = graph.add("Mul", graph.add("Sign", filled), logs), self.log_mean, self.log_std
+        z = graph.add("Div", graph.add("Sub", filled, np.float64(mean)), np.float64(std))
         if len(self.feature_name_suffixes) > 1:
             indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing_fraction))
             indicator = graph.add(
@@ -219,6 +260,11 @@ class Numeric(OrderedColumn):
             )
             z = graph.add("Concat", z, indicator, axis=1)
         return graph.cast(z, "FLOAT"), missing
+
+
+def _signed_logarithm(values: np.ndarray, unit: float) -> np.ndarray:
+    """Compute sign(v) log(1 + |v| / unit) of values (n,) float64, which is nearly linear for |v| below ``unit``."""
+    return np.sign(values) * np.log1p(np.abs(values) / unit)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ COLUMNS: dict[str, tuple[type[Any], np.ndarray]] = {
     "date": (Date, dates(60)),
     "date with gaps": (Date, np.where(np.arange(60) % 5 == 0, "NA", dates(60))),
     "text": (Text, sentences(60)),
+    "heavy-tailed number": (Numeric, np.exp(3 * RNG.standard_normal(60)) * RNG.choice([-1, 1], 60)),
 }
 EVERY_TYPE = pytest.mark.parametrize(("column_class", "cells"), COLUMNS.values(), ids=COLUMNS)
 
@@ -110,6 +111,17 @@ def test_cells_and_their_text_are_encoded_alike() -> None:
 
 
 class TestNumeric:
+    def test_numbers_over_many_orders_of_magnitude_have_a_logarithmic_scale(self) -> None:
+        cells = np.where(RNG.random(60) < 0.2, 0, np.exp(3 * RNG.standard_normal(60)) * RNG.choice([-1, 1], 60))
+        column = Numeric.fit(cells)
+        sizes = np.abs(cells)
+        logs = np.sign(cells) * np.log(1 + sizes / np.quantile(sizes[sizes > 0], 0.1))
+        np.testing.assert_allclose(column.encode(cells)[:, 0], (logs - logs.mean()) / logs.std(), atol=1e-5)
+        np.testing.assert_allclose(Numeric.fit(cells * 1e6).encode(cells * 1e6), column.encode(cells), atol=1e-5)
+        assert np.isinf(column.encode(np.array([1e39]))).all()  # callers refuse numbers beyond float32
+        assert not Numeric.fit(np.arange(60.0) ** 2).log_unit
+        assert not Numeric.fit(np.eye(60)[0]).log_unit  # a single value other than 0
+
     def test_oracle(self) -> None:
         column = Numeric.fit(VALUES)
         missing = np.isnan(VALUES)
