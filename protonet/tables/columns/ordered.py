@@ -146,14 +146,14 @@ class Numeric(OrderedColumn):
         unit = detect_unit(dict.fromkeys(cells)) if has_unit else ""
         numeric = parse_numeric_column(cells, numeric_format, unit or None)
         usable = np.abs(numeric) <= MAX_FLOAT32  # False for NaN
-        median, *statistics = cls.fit_statistics(numeric, usable)
+        statistics = cls.fit_statistics(numeric, usable)
         sizes = np.abs(numeric[usable & (numeric != 0)])
         if len(sizes) < MIN_NUMBERS_FOR_LOGARITHM or sizes.max() < MIN_LOGARITHM_SPAN * np.median(sizes):
-            return cls(numeric_format, median, *statistics, unit=unit)
+            return cls(numeric_format, *statistics, unit=unit)
         log_unit = float(np.quantile(sizes, LOGARITHM_UNIT_QUANTILE))
-        logs = _signed_logarithm(np.where(usable, numeric, median), log_unit)
-        logarithm = {"log_unit": log_unit, "log_mean": float(logs.mean()), "log_std": float(logs.std())}
-        return cls(numeric_format, median, *statistics, unit=unit, **logarithm)
+        logs = _signed_logarithm(np.where(usable, numeric, statistics[0]), log_unit)
+        mean, std = float(logs.mean()), float(logs.std())
+        return cls(numeric_format, *statistics, unit=unit, log_unit=log_unit, log_mean=mean, log_std=std)
 
     def standardize(self, filled: np.ndarray) -> np.ndarray:
         """Compute the first feature (n,) from values (n,) in which the median replaces missing ones."""
@@ -264,7 +264,8 @@ class Numeric(OrderedColumn):
 
 def _signed_logarithm(values: np.ndarray, unit: float) -> np.ndarray:
     """Compute sign(v) log(1 + |v| / unit) of values (n,) float64, which is nearly linear for |v| below ``unit``."""
-    return np.sign(values) * np.log1p(np.abs(values) / unit)
+    logarithms: np.ndarray = np.sign(values) * np.log1p(np.abs(values) / unit)
+    return logarithms
 
 
 @dataclass(frozen=True)
