@@ -233,10 +233,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat([embed_rows(self.network_, block) for block in blocks]).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
-        """Select ``n`` rows of X (rows, n_features), none without values, to label next, with a reason for each.
+        """Select ``n`` rows of X (rows, n_features) to label next, with a reason for each; none without a value.
 
         Raises:
-            InputError: As in ``predict``; or ``n`` is larger than the number of such rows or than 4096.
+            InputError: As in ``predict``; or ``n`` exceeds 4096 or the number of rows with a value.
         """
         encoded, empty = self._encode_rows(X, self._frame_encoding)
         x, rows = map(torch.from_numpy, (to_dense(encoded), np.flatnonzero(~empty)))

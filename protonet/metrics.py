@@ -390,7 +390,7 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
 
     Args:
         scores: (n,) float64: scores of held-out rows by cross-validation networks, from
-            `protonet.fit.cross_validation.score_known_held_out`.
+            `protonet.fit.cross_validation.score_known_class_of_held_out_rows`.
         offset: The mean score by the final network minus the mean score by the cross-validation networks, from
             `protonet.fit.cross_validation.CrossValidation.known_score_offset`. It is added to all scores.
 

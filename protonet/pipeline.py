@@ -30,11 +30,11 @@ from protonet.fit.cross_validation import (
     measure_cross_validation,
     restore_cross_validation,
     score_class_frequencies,
-    score_known_held_out,
+    score_known_class_of_held_out_rows,
 )
 from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import NAME_CONSTANTS, NAMES_ONLY_SEARCH, classify_by_names
+from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAME_CONSTANTS, classify_by_names
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
@@ -55,7 +55,7 @@ TRAINING_HASHES_ENTRY = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS_ENTRY = "positions"
 #: The largest feature that is accepted, relative to the scale of the training rows; squares of larger ones overflow.
-MAX_RELATIVE_FEATURE_VALUE = 2.0**60
+MAX_FEATURE_TO_TRAINING_SCALE = 2.0**60
 #: Maximum rows of a batch. Rows are padded to a multiple of ``BATCH_ROW_MULTIPLE``, the float32 size of an AVX-512
 #: vector.
 PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
@@ -102,7 +102,7 @@ class TablePipeline(Model):
             None if names_only else [(table.x, table.y)],
             metadata={"num_classes": max(2, len(table.classes))},
             time_limit=time_limit,
-            effort=NAMES_ONLY_SEARCH if names_only else effort,
+            effort=CLASS_NAMES_ONLY_SEARCH if names_only else effort,
             seed=seed,
             weights=table.weights,
             groups=table.groups,
@@ -328,7 +328,7 @@ class TablePipeline(Model):
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // BATCH_ROW_MULTIPLE) * BATCH_ROW_MULTIPLE, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(PREDICTION_BATCH_ROWS)])[: len(x)]
-        max_feature = float(self.network.encoder.scale) * MAX_RELATIVE_FEATURE_VALUE  # type: ignore[arg-type]
+        max_feature = float(self.network.encoder.scale) * MAX_FEATURE_TO_TRAINING_SCALE  # type: ignore[arg-type]
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
@@ -399,7 +399,9 @@ class TablePipeline(Model):
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
-            metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.known_score_offset)).tolist()
+            metadata["scores"] = calibrate_known_scores(
+                score_known_class_of_held_out_rows(cv), float(cv.known_score_offset)
+            ).tolist()
         update_state = {
             **cross_validation_tensors(cv),
             TRAINING_HASHES_ENTRY: hashes,

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, log_loss, roc_auc_score
 
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.cross_validation import cross_validate, score_known_held_out
+from protonet.fit.cross_validation import cross_validate, score_known_class_of_held_out_rows
 from protonet.fit.solver import fit_solution
 from protonet.metrics import (
     MAX_STORED_KNOWN_CLASS_SCORES,
@@ -286,7 +286,7 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
         cv = cross_validate(solution)
-        scores = calibrate_known_scores(score_known_held_out(cv), float(cv.known_score_offset))
+        scores = calibrate_known_scores(score_known_class_of_held_out_rows(cv), float(cv.known_score_offset))
         threshold = rejection_threshold(scores, 0.1)
         rates.append(float((score_known_class(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02

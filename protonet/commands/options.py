@@ -79,7 +79,7 @@ def is_positional(field: Field[Any]) -> bool:
 
 
 def parse_row_numbers(name: str, text: str) -> list[int]:
-    """Parse row numbers that are separated by commas, without repetitions; ``name`` is the option in error messages."""
+    """Parse row numbers separated by commas, and drop repeated ones; ``name`` is the option in error messages."""
     return list(dict.fromkeys(parse_integer(name, row, low=0) for row in text.split(",")))
 
 

@@ -66,7 +66,7 @@ def check_class_spellings(names: Iterable[object], known_classes: Sequence[str |
 
 
 def warn_similar_names(names: Sequence[str | int]) -> list[str]:
-    """Return a warning about names that may be spellings of the same class; an empty list if there are none."""
+    """Return a list of one warning about names that may be spellings of the same class, or an empty list."""
     first = {_normalize_name(str(name)): name for name in reversed(names)}
     respellings = detect_respellings(names, [*first.values()])
     if not respellings:

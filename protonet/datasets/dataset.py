@@ -55,7 +55,7 @@ class Dataset(NamedTuple):
         return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
-    def is_float_in_memory(self) -> bool:
+    def has_float_array_in_memory(self) -> bool:
         """Whether ``x`` is in memory and floating, so that its rows can be used without `get_rows`."""
         return self.memory_map is None and self.x.is_floating_point()
 
@@ -93,7 +93,7 @@ class Dataset(NamedTuple):
         Returns:
             Features (k, dim) in the order of ``rows`` and of the dtype of ``x``; float32 in [0, 1] if ``x`` is uint8.
         """
-        if self.is_float_in_memory:
+        if self.has_float_array_in_memory:
             return self.x.index_select(0, rows)
         dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
         copied = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)

@@ -175,7 +175,7 @@ def load_features(path: str | Path) -> Dataset:
 
     Raises:
         InputError: There is no such file, it holds no features and labels, a feature is not finite, the numbers of
-            labels and rows differ, or a class is on two sides.
+            labels and rows differ, or a class is in two parts of the split.
     """
     path = Path(path)
     suffix = path.suffix.lower()

@@ -116,7 +116,7 @@ def load_npz(path: str | Path, *, memory_map: bool = False) -> Dataset:
 
     Raises:
         InputError: There is no such file, it is not an NPZ file, ``x`` or ``y`` is missing, there are object arrays or
-            NaN, the lengths of the arrays differ, or a class is on two sides.
+            NaN, the lengths of the arrays differ, or a class is in two parts of the split.
     """
     path = Path(path)
     mapped = memory_map_array(path) if memory_map else None

@@ -396,7 +396,7 @@ def detect_tiered_imagenet(root: Path) -> PictureLayout | None:
 
 
 def _read_tiered_imagenet(images: Path, labels: Path) -> LabelledPictures:
-    """Read the pictures of one side of tiered-ImageNet from ``images``, and their classes from ``labels``."""
+    """Read one split of tiered-ImageNet: its pictures from ``images``, and their classes from ``labels``."""
     pictures: list[ImageSource]
     if images.suffix == ".npz":
         pictures = list(check_images(images, _read_npz_images(images)))

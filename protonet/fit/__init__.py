@@ -2,7 +2,7 @@
 
 Rows: `training_set`, `duplicates`, `label_validation`.
 
-Selection: `search`, weighted by the learned `prior`. Fit: `networks`. All steps: `solver`.
+Selection of views: `search`, with weights by the pretrained network in `prior`. Fit: `networks`. All steps: `solver`.
 
 Evaluation on held-out rows: `cross_validation`, `diagnostics`. Active learning: `active`.
 """

@@ -196,7 +196,9 @@ def _estimate_offset_and_gain(
         rows = folds[one].held_out[network.has_samples[labels[folds[one].held_out]]]
         parts, x = (models[one], network), training_set.original_features(rows)
         logits = [part(x).detach() for part in parts]
-        more, fewer = (_known_class_scores(*pair, solution.network) for pair in zip(parts, logits, strict=True))
+        more, fewer = (
+            _score_known_class_at_reference(*pair, solution.network) for pair in zip(parts, logits, strict=True)
+        )
         offsets.append(more - fewer)
         right = [(part.argmax(dim=1) == labels[rows]).double() for part in logits]
         gains.append(right[0] - right[1])
@@ -225,7 +227,7 @@ def predict_held_out(cv: CrossValidation) -> Tensor:
 
 
 @torch.no_grad()
-def score_known_held_out(cv: CrossValidation) -> Tensor:
+def score_known_class_of_held_out_rows(cv: CrossValidation) -> Tensor:
     """Compute the score (held_out,) float64 of each held-out row: how likely it belongs to a known class.
 
     The fold model that was fitted without the row embeds it. The score is that of
@@ -234,11 +236,11 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
     scores = torch.zeros(len(cv.labels), dtype=torch.float64)
     for fold, network in enumerate(cv.fold_models):
         rows = cv.fold_index == fold
-        scores[rows] = _known_class_scores(network, network(cv.features[rows]), cv.network)
+        scores[rows] = _score_known_class_at_reference(network, network(cv.features[rows]), cv.network)
     return scores
 
 
-def _known_class_scores(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
+def _score_known_class_at_reference(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
     """Compute known-class scores (n,) of logits (n, num_classes), at the temperature and offsets of ``reference``."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known_class(network.mask_logits(cosines / reference.temperature + reference.offsets))

@@ -30,7 +30,7 @@ MAX_SHUFFLES, MAX_SHUFFLED_PREDICTIONS = 10, 500_000
 #: Minimum number of rows for permutation importance.
 MIN_IMPORTANCE_ROWS = 100
 #: Number of nearest rows in an explanation, and number of held-out rows whose cells replace those of the explained row.
-N_EXPLANATION_NEIGHBOURS, MAX_REPLACEMENT_ROWS = 3, 50
+N_EXPLANATION_NEIGHBOURS, MAX_BACKGROUND_ROWS = 3, 50
 #: Maximum number of rows that are embedded at once.
 EMBEDDING_BATCH_SIZE = 1024
 
@@ -191,7 +191,7 @@ def explain_rows(
     The held-out rows of the cross-validation are the similar rows, and the source of replaced values. ``sizes`` has the
     number of features of each column.
     """
-    sample = torch.randperm(len(cv.labels), generator=generator)[:MAX_REPLACEMENT_ROWS]
+    sample = torch.randperm(len(cv.labels), generator=generator)[:MAX_BACKGROUND_ROWS]
     others, weights = cv.features[sample], cv.weights[sample]
     cosines = embed_rows(cv.network, x) @ embed_rows(cv.network, cv.features).T
     nearest = cosines.topk(min(N_EXPLANATION_NEIGHBOURS, len(cv.labels)), dim=1)

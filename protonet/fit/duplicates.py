@@ -156,7 +156,7 @@ class _LocalCounts:
         return self.outer_counts * (radius / self.outer_radii).pow(dimension)
 
     def is_explained_by_density(self, radius: Tensor, dimension: float) -> bool:
-        """Test whether most points have about as many rows in the small radius as expected within ``radius`` (m,)."""
+        """Test whether the density within ``radius`` (m,) predicts the counts within the smaller radius."""
         explained = self.inner_counts <= DUPLICATES.max_chance_ratio * self.expected_counts(radius, dimension)
         return float(explained.double().mean()) >= DUPLICATES.explained_fraction
 

@@ -65,7 +65,7 @@ GENERIC_WORDS = {
 #: First Chinese, Japanese or Korean character in Unicode. This character and all later ones count as two letters each.
 FIRST_CJK_CHARACTER = "\u2e80"
 #: Search space of a fit to class names alone: without rows, other views cannot be validated.
-NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), n_folds=0)
+CLASS_NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), n_folds=0)
 
 
 def split_name_into_words(name: str | int) -> str:

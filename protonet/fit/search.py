@@ -131,7 +131,7 @@ PARTITION_LIMITS = PartitionConstants()
 
 
 class UnlabelledWeights(NamedTuple):
-    """Weights of unlabelled rows in a fit, and the temperature of the network that is fitted to these rows, too."""
+    """The weights of unlabelled rows in a fit, and the temperature of the network fitted to all rows."""
 
     weights: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row; a labelled row has weight 1, an outlier 0.
     temperature: float  #: The number by which cosines are divided to get logits.
@@ -210,7 +210,7 @@ def evaluate_candidates(
     """
     folds = split_training_rows(rows, 0, search.n_folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
-    without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
+    without_validation = not folds or 2 * _count_classes_of_held_out_rows(rows, folds) < seen
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].progress_name, 0.0)
@@ -249,7 +249,7 @@ def evaluate_candidates(
     )
 
 
-def _count_held_out_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
+def _count_classes_of_held_out_rows(rows: TrainingRows, folds: Sequence[Fold]) -> int:
     """Count the classes with held-out rows. With a single fold, count the classes that could have a held-out row."""
     if len(folds) > 1:
         return len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique())

@@ -252,10 +252,10 @@ UnlabelledSamples = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 def read_labelled_samples(
     train_loader: LabelledSamples, val_loader: LabelledSamples | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
-    """Read labelled samples from two loaders, once; return features, labels and the number of classes.
+    """Read all samples of two loaders in one pass; return their features, their labels and the number of classes.
 
-    Features (n, dim) are float64 if a batch has a type of more digits than float32, else float32. Labels (n,) are int64
-    in [0, num_classes). The metadata may set ``input_dim`` and ``num_classes``. Raises the errors of `protonet.solve`.
+    Features (n, dim) are float64 if a batch has more precision than float32, else float32. Labels (n,) are int64 in
+    [0, num_classes). ``metadata`` may set ``input_dim`` and ``num_classes``. Raises the errors of `protonet.solve`.
     """
     if train_loader is None:
         raise_input_error("train_loader", "be a loader", "None", LOADER_REMEDY, kind=InputTypeError)

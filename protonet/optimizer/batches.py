@@ -182,7 +182,7 @@ class ParameterBatch:
             floor = floor + EMBEDDING.pseudo_gradient_frequency * correction * usual[:, None, None]
         else:
             slow_avg = self.slow_avg.lerp_(
-                rotated, STEP_CONFIG.slow_avg_divisor / (step + STEP_CONFIG.slow_avg_divisor - 1)
+                rotated, STEP_CONFIG.slow_avg_weight_divisor / (step + STEP_CONFIG.slow_avg_weight_divisor - 1)
             )
             direction.add_(slow_avg, alpha=slow_avg_weight / scale)
         direction.mul_((square + floor).rsqrt_())

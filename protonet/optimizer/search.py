@@ -88,10 +88,10 @@ class OptimizerRun:
         self.lr_factor = factor
 
     def cap_rate(self, max_rate: float, *, embeddings_alone: bool) -> None:
-        """Cap the rate at ``max_rate``, divided by the annealing factor and by the largest factor of a scheduler.
+        """Cap the learning rate at ``max_rate / (annealing factor * largest factor of a scheduler)``.
 
-        If all parameters are embeddings, which train best near this cap, reaching it does not end the initial search,
-        and annealing starts earlier.
+        Some steps at the cap end the initial search. If all parameters are embeddings, which train best near the cap,
+        they do not, and annealing starts earlier.
         """
         self.anneal_fraction = EMBEDDING.anneal_fraction if embeddings_alone else STEP_SIZE.anneal_fraction
         max_rate = max_rate / self.annealing_factor(self.steps) / (self.max_lr_factor or 1.0)

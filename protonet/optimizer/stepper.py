@@ -70,7 +70,7 @@ class Stepper:
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
 
     def _create_state(self, index: int, gradient: Tensor) -> SliceState:
-        """Create the state of the slice with this index; its first gradient shows whether it is an embedding."""
+        """Create the state of a parameter slice; zero rows of its first gradient show that it is an embedding table."""
         p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
         tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_aspect_ratio * p.shape[1]
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_zero_row_fraction)

@@ -217,11 +217,12 @@ def _fit_logits(
 
 
 def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
-    """Compute a weight of each view from its held-out log-loss alone: lower losses give larger weights.
+    """Compute the weight of each view by its own held-out log-loss: lower losses give larger weights.
 
-    The influence of a view is ``exp(-excess loss / WEIGHTING.loss_scale)``, with a larger scale if rows are few; its
-    weight is the influence divided by the standard deviation of its cosines over the classes. A view with less than
-    ``WEIGHTING.min_influence`` of the total influence gets weight 0. Jointly fitted weights would overfit to few rows.
+    The influence of a view is ``exp(-excess loss / WEIGHTING.loss_scale)``, with a larger scale if rows are few. The
+    excess loss is that over the best view. The weight is proportional to the influence divided by the standard
+    deviation of its cosines over the classes. A view with less than ``WEIGHTING.min_influence`` of the total influence
+    gets weight 0. Jointly fitted weights would overfit to few rows.
 
     Args:
         cosines: For each view, its cosines (n, num_classes).

@@ -23,7 +23,7 @@ from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.reading import text_to_path
 from protonet.fit.active import Suggestion
-from protonet.fit.diagnostics import MAX_REPLACEMENT_ROWS, compute_column_contributions
+from protonet.fit.diagnostics import MAX_BACKGROUND_ROWS, compute_column_contributions
 from protonet.fit.uninformative import parse_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
@@ -333,7 +333,7 @@ class LabelQueue:
             the contribution of each column to the log-probability of the most probable class; [] for a single column.
         """
         with self._lock:
-            x_all, done = self.session.rows.x, self.session.labelled[-MAX_REPLACEMENT_ROWS:]
+            x_all, done = self.session.rows.x, self.session.labelled[-MAX_BACKGROUND_ROWS:]
         names, sizes = model.column_names, model.n_features_per_column
         x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative_mask)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))

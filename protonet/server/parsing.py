@@ -25,7 +25,7 @@ from starlette.requests import Request
 from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
 from protonet.errors import UserError, raise_input_error, rename_argument
-from protonet.pipeline import MAX_RELATIVE_FEATURE_VALUE, TablePipeline
+from protonet.pipeline import MAX_FEATURE_TO_TRAINING_SCALE, TablePipeline
 from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
@@ -155,7 +155,7 @@ def list_content_types(model: TablePipeline) -> list[str]:
 
 def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     """Compute the maximal absolute value that requests may have in each column: a multiple of its training scale."""
-    limit = float(model.network.encoder.scale) * MAX_RELATIVE_FEATURE_VALUE  # type: ignore[arg-type]
+    limit = float(model.network.encoder.scale) * MAX_FEATURE_TO_TRAINING_SCALE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
     # Slightly below the limit, because standardized numbers are rounded.
     scales = [1.0 if plain else getattr(column, "scale", 1.0) * (1 - 2**-20) for column in model.fitted_columns]

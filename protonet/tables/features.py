@@ -19,8 +19,8 @@ from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import (
-    COMMA_FIRST_FORMATS,
-    POINT_FIRST_FORMATS,
+    FORMATS_DECIMAL_COMMA_FIRST,
+    FORMATS_DECIMAL_POINT_FIRST,
     SEMICOLON_FILE_FORMATS,
     is_missing,
     parse_numeric_column,
@@ -163,7 +163,11 @@ def fit_columns(
         return infer_column_type(columns[name], format_order=order)
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)
-    first_order = (COMMA_FIRST_FORMATS if decimal else SEMICOLON_FILE_FORMATS) if prefer_comma else POINT_FIRST_FORMATS
+    first_order = (
+        (FORMATS_DECIMAL_COMMA_FIRST if decimal else SEMICOLON_FILE_FORMATS)
+        if prefer_comma
+        else FORMATS_DECIMAL_POINT_FIRST
+    )
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
     if decimal is None and (order := choose_numeric_format_order(columns, numeric)):  # then "1.200" is not 1.2 either

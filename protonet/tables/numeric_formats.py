@@ -18,9 +18,9 @@ from protonet._text import to_printable
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import (
-    COMMA_FIRST_FORMATS,
+    FORMATS_DECIMAL_COMMA_FIRST,
+    FORMATS_DECIMAL_POINT_FIRST,
     MIN_PARSED_FRACTION,
-    POINT_FIRST_FORMATS,
     detect_decimal_separators,
     have_ambiguous_points,
     is_missing,
@@ -67,7 +67,7 @@ def choose_numeric_format_order(
         return None
     texts = [_list_distinct_cells(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
     separators = set[str]().union(*map(detect_decimal_separators, texts))
-    return POINT_FIRST_FORMATS if separators == {"point"} else COMMA_FIRST_FORMATS
+    return FORMATS_DECIMAL_POINT_FIRST if separators == {"point"} else FORMATS_DECIMAL_COMMA_FIRST
 
 
 def describe_numeric_formats(

@@ -174,7 +174,7 @@ def _has_id_word(words: Sequence[str]) -> bool:
 
 
 def score_group_values(levels: np.ndarray) -> int:
-    """Score the spelling of distinct ascending values (m,): 2 for codes, 1 for running or long integers, else 0."""
+    """Score how much values (m,) look like identifiers: 2 for codes, 1 for consecutive or long integers, else 0."""
     words = levels.tolist() if levels.dtype.kind in "US" else []
     min_alike = GROUP_COLUMN_THRESHOLDS.min_code_fraction * len(levels)
     if words and not all(word.isdecimal() for word in words):

@@ -128,7 +128,7 @@ class Table:
 def make_table(
     columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = DEFAULT_ROW_FORMAT
 ) -> Table:
-    """Make a table of one block without labels from the cells (n,) of its columns."""
+    """Make a table without labels, whose rows are a single block, from the cells (n,) of each column."""
     rows = range(len(columns[0]))
     return Table(
         columns=names,

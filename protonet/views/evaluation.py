@@ -140,7 +140,7 @@ class CandidateEvaluator:
         return self.cached_views[spec]
 
     def fit_input_maps(self, spec: ViewSpec) -> Sequence[InputMap | None]:
-        """Fit the input map of a view on each fold; None for each fold if the view reads the features."""
+        """Fit the input map of a view on each fold; None for each fold if the view takes the features unchanged."""
         if spec.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(spec.source)]

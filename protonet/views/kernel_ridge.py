@@ -226,7 +226,7 @@ def _choose_bandwidth(
 
     @functools.cache
     def evaluate(index: int) -> tuple[float, list[KernelRidgeSpec], Tensor]:
-        """Compute, for one bandwidth, the lowest log-loss, the better half of the specs, and the best cosines."""
+        """Compute, for one bandwidth, the lowest log-loss, the half of the specs of low loss, and the best cosines."""
         candidates = [view for view in specs if view.bandwidth == bandwidths[index]]
         cosines = regression.cosines(bandwidths[index], [view.ridge for view in candidates])
         ranking = _rank_by_log_loss(evaluator, cosines)

@@ -78,7 +78,10 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
     series, period = _detect_series_and_period(difference, correlation)
     if (series or period) and dim <= FEATURE_ORDER.max_permuted_features:
         by_chance = (
-            torch.tensor([_detect_series_and_period(*lags) for lags in _measure_permuted_similarity(rows, max_lag)]) > 0
+            torch.tensor(
+                [_detect_series_and_period(*lags) for lags in _iterate_similarities_of_permuted_features(rows, max_lag)]
+            )
+            > 0
         )
         n_series, n_periods = by_chance.sum(dim=0).tolist()
         series, period = (
@@ -151,7 +154,7 @@ def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
     return values, (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0), varies, independent
 
 
-def _measure_permuted_similarity(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
+def _iterate_similarities_of_permuted_features(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
     """Compute `_measure_feature_similarity` for random permutations of the features.
 
     Source: permutation tests, Fisher, "The design of experiments" (1935).

@@ -311,7 +311,7 @@ def test_pixels_equal_pillows(tmp_path: Path) -> None:
 def test_rows_are_mapped_and_scaled_where_they_are_read(root: Path, cache: Path) -> None:
     data = load_benchmark("mini-imagenet", root, size=8)
     assert data.memory_map is not None
-    assert not data.is_float_in_memory
+    assert not data.has_float_array_in_memory
     rows = torch.tensor([13, 0, 13])
     assert torch.equal(data.get_rows(rows), data.x[rows].float() / 255)
     (saved,) = cache.iterdir()

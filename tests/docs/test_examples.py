@@ -212,7 +212,7 @@ def test_the_commands_of_meta_training_run(
     save_data(work / "tiny.npz")
     monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=10, n_maml_episodes=2))
     baseline = ("protonet", tasks.ValidationScore(0, 0.0, 0.0))  # encoders of one step are worse than raw features
-    monkeypatch.setattr("protonet.episodes.training.train.score_raw_features", lambda *_: baseline)
+    monkeypatch.setattr("protonet.episodes.training.train.score_best_raw_method", lambda *_: baseline)
     (block,) = (b for b in read_blocks("docs/how-to/meta-training.md") if "--objective maml" in b.text)
     few = {True: "--way 2 --query 2 --steps 1 --backbone mlp", False: "--way 2 --query 3 --episodes 2"}
     for line in block.text.splitlines():

@@ -14,7 +14,7 @@ from tests.episodes.cases import Command
 def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``train`` write an encoder although it is worse than the raw features, as it is after a few steps."""
     baseline = ValidationScore(0, 0.0, 0.0)
-    monkeypatch.setattr("protonet.episodes.training.train.score_raw_features", lambda *_: ("protonet", baseline))
+    monkeypatch.setattr("protonet.episodes.training.train.score_best_raw_method", lambda *_: ("protonet", baseline))
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.loading import load_encoder
 from protonet.fit.cross_validation import balanced_class_weights, cross_validate, held_out_indices, restore_row_counts
 from protonet.fit.names import (
+    CLASS_NAMES_ONLY_SEARCH,
     NAME_CONSTANTS,
-    NAMES_ONLY_SEARCH,
     choose_name_weight,
     classify_by_names,
     embed_class_names,
@@ -239,7 +239,7 @@ def test_the_order_of_rows_and_names_has_no_effect() -> None:
 
 def test_names_alone_are_the_prototypes() -> None:
     names = ClassNameRows(NEAR, torch.arange(5), NAME_CONSTANTS.default_weight)
-    solution = fit_solution(None, metadata={"num_classes": 5}, effort=NAMES_ONLY_SEARCH, names=names)
+    solution = fit_solution(None, metadata={"num_classes": 5}, effort=CLASS_NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8
     assert solution.network.counts.tolist() == [2] * 5

@@ -190,9 +190,9 @@ def load_word_pairs() -> Tensor:
 
 @make_workload_builder
 def matrix_factorization() -> WorkloadTask:
-    """Discriminate the words of a function from random words, which depend on the seed.
+    """Distinguish the words in the source code of a function from random words.
 
-    The logit is the dot product of a user's and an item's vector, plus their biases.
+    Functions are users and words are items: the logit is the dot product of their vectors, plus their biases.
     """
     pairs = load_word_pairs()
     num_users, num_items = (pairs.amax(0) + 1).tolist()

@@ -31,7 +31,7 @@ VALIDATION_SEED = 2**31  #: Seed of the validation batch, which no run uses.
 #: Topics, symbols and length of texts; the topic determines the transition probabilities.
 N_TOPICS, N_SYMBOLS, TEXT_LENGTH = 4, 64, 16
 #: Petals of flowers, pixels per side, and standard deviation of the noise.
-PETAL_COUNTS, FLOWER_SIDE, FLOWER_NOISE = range(2, 10), 20, 0.35
+PETAL_COUNTS, FLOWER_SIDE, PETAL_NOISE_STD = range(2, 10), 20, 0.35
 #: Nodes of graphs, edge probability, and the class of all larger distances.
 N_NODES, EDGE_PROBABILITY, MAX_DISTANCE = 20, 0.09, 6
 N_CONTEXT_POINTS, N_FUNCTION_INPUTS, N_PREDICTED = 12, 4, 6  #: Points and inputs of a function; predicted points.
@@ -105,7 +105,9 @@ def petal_counting() -> WorkloadTask:
         angle = torch.atan2(y, x) * (kinds + PETAL_COUNTS[0])[:, None, None]
         edge = 1 + (0.2 + 0.3 * depth) * (angle + 2 * math.pi * turn).cos()
         flowers = torch.sigmoid(12 * ((0.4 + 0.3 * size) * edge - (x**2 + y**2).sqrt()))
-        return (flowers + FLOWER_NOISE * torch.randn(n, FLOWER_SIDE, FLOWER_SIDE, generator=generator))[:, None], kinds
+        return (flowers + PETAL_NOISE_STD * torch.randn(n, FLOWER_SIDE, FLOWER_SIDE, generator=generator))[
+            :, None
+        ], kinds
 
     return make_stream_task(make_model, batch_cross_entropy, sample_batch, 16, 256)
 

@@ -303,7 +303,7 @@ def _require_import(package: str) -> Iterator[None]:
 def _locate_cached_weights(
     hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None
 ) -> Path | None:
-    """Locate downloaded weights: ``names`` of the repository ``hub``, or the URL's file in a folder; None if absent."""
+    """Locate downloaded weights: one of the files ``names`` of the repository ``hub``, or the file of ``url``."""
     if hub:
         with _require_import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional

@@ -191,7 +191,7 @@ def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> n
 
 
 def resize_picture(image: Image, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Resize a picture to pixels (3, height, width) uint8, or (1, height, width) if ``grey``, whatever its shape."""
+    """Stretch or shrink a picture to pixels (3, height, width) uint8, or (1, height, width) if ``grey``."""
     image = image.convert("L") if grey else image
     pixels = np.array(image.resize((width, height)), np.uint8)  # bicubic
     return pixels[None] if grey else pixels.transpose(2, 0, 1)

@@ -325,10 +325,10 @@ def _load_rows(
     """Load rows of a data set on a device: all rows or, with an encoder, embeddings of the classes ``class_ids``."""
     if trained is None:  # memory-mapped rows are copied when they are read
         positions = torch.arange(len(data.x))
-        if data.is_float_in_memory:
+        if data.has_float_array_in_memory:
             return DatasetRows(data.x.to(device), positions)
         return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
-    take = make_row_reader(data.x) if data.is_float_in_memory else data.get_rows
+    take = make_row_reader(data.x) if data.has_float_array_in_memory else data.get_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: take(used[rows]))

@@ -173,7 +173,7 @@ def run_extract(options: argparse.Namespace) -> None:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
         extractor = _open_extractor(options, image_set, device)
-        make_job = _make_text_job if image_set is None else partial(_make_picture_job, image_set)
+        make_job = _make_class_prompt_job if image_set is None else partial(_make_picture_job, image_set)
         job = make_job(options, extractor)
     dim = _write_embeddings(options.output, job, resume=options.resume)
     notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.split_sides or (), strict=False)))
@@ -343,7 +343,7 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_class_prompt_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds one text for each class and template, such as "a photo of a NAME."."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:

@@ -111,7 +111,9 @@ def draw_training_episodes(
     return x.unflatten(0, rows.shape), base.row_classes[rows]
 
 
-def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, ValidationScore]:
+def score_best_raw_method(
+    validation: SplitSide, plan: TrainingPlan, group: ProcessGroup
+) -> tuple[str, ValidationScore]:
     """Measure the accuracy of the raw features on the validation episodes, as the baseline for an encoder.
 
     Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.

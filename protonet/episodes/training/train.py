@@ -42,8 +42,8 @@ from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
     draw_training_episodes,
+    score_best_raw_method,
     score_encoder,
-    score_raw_features,
     select_split_side,
 )
 from protonet.errors import raise_input_error
@@ -295,7 +295,7 @@ def run_train(options: argparse.Namespace) -> None:
         if stored is not None:
             restore_run(run, *stored)
         train(run, base, validation, group, options.paths)
-        raw_method, raw = score_raw_features(validation, plan, group)
+        raw_method, raw = score_best_raw_method(validation, plan, group)
     if checkpoint := options.paths.get("output"):
         step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"

@@ -74,7 +74,7 @@ class FittedColumn(ABC):
         return self
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) as the first features (n, width) float32 of a column; None without a text encoder."""
+        """Embed class names (n,) like cells, as the column's first features (n, width); None without a text encoder."""
         return None
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
-    POINT_FIRST_FORMATS,
+    FORMATS_DECIMAL_POINT_FIRST,
     are_dates_in_any_format,
     are_durations,
     format_cells,
@@ -195,7 +195,7 @@ class InferredType(NamedTuple):
         return "text" if self.is_text else None if self.column is None else self.column.modality
 
 
-def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = POINT_FIRST_FORMATS) -> InferredType:
+def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST) -> InferredType:
     """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
     The first format of ``format_order`` wins among the number formats that match equally many cells. Columns that are
@@ -271,7 +271,7 @@ def fit_column_as(
     argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
-    format_order: Sequence[str] = POINT_FIRST_FORMATS,
+    format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST,
 ) -> InferredType:
     """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 

@@ -104,7 +104,7 @@ NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "comma interval", "dur
 INTERVAL_DECIMAL_MARKS = {"interval": "point", "comma interval": "comma"}
 #: Orders in which formats are tried, for tables that prefer a decimal point and a decimal comma. The first format wins
 #: among those that match equally many cells.
-POINT_FIRST_FORMATS, COMMA_FIRST_FORMATS = ("plain", "point", "comma"), ("comma", "point", "plain")
+FORMATS_DECIMAL_POINT_FIRST, FORMATS_DECIMAL_COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
 #: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal
 #: mark. So is the point of "1.234", unless `are_thousands_grouped` is true for its column.
 SEMICOLON_FILE_FORMATS = ("plain", "comma", "point")
@@ -290,7 +290,7 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 
 
 def infer_numeric_format(
-    cells: Iterable[str], *, allow_codes: bool = False, format_order: Sequence[str] = POINT_FIRST_FORMATS
+    cells: Iterable[str], *, allow_codes: bool = False, format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST
 ) -> str:
     """Infer the format that most cells of a column match: "plain", "point" or "comma"; "" for no numbers.
 
@@ -371,7 +371,7 @@ def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -
     return sum(bounds) / len(bounds)
 
 
-def infer_interval_format(cells: Iterable[str], format_order: Sequence[str] = POINT_FIRST_FORMATS) -> str:
+def infer_interval_format(cells: Iterable[str], format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST) -> str:
     """Infer the format of the distinct cells of a column: "interval" or "comma interval"; "" for another type.
 
     At least three cells are required, all of them intervals or numbers, and one an interval. Of five or more cells, one

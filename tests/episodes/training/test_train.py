@@ -62,7 +62,7 @@ def train(more: str = "", output: str = "a.safetensors", *, beat_raw: bool = Fal
     """
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
     raw = None if beat_raw else ("protonet", ValidationScore(0, 0.0, 0.0))
-    score = mock.patch.object(training, "score_raw_features", return_value=raw)
+    score = mock.patch.object(training, "score_best_raw_method", return_value=raw)
     with contextlib.nullcontext() if beat_raw else score:
         run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
     return Path(output)
@@ -283,7 +283,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
     side = select_split_side("data", load_source("tiny.npz"), "validation")
-    _, raw = tasks.score_raw_features(side, TrainingPlan(**metadata["plan"]), ProcessGroup())
+    _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]), ProcessGroup())
     assert metadata["best"][1] > raw.accuracy + 0.05
 
 

@@ -15,7 +15,7 @@ from protonet.tables.columns.encoding import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
     DATE_FORMATS,
-    POINT_FIRST_FORMATS,
+    FORMATS_DECIMAL_POINT_FIRST,
     SEMICOLON_FILE_FORMATS,
     are_durations,
     format_cells,
@@ -227,8 +227,8 @@ class TestIntervals:
     def test_decimal_marks(self) -> None:
         commas = {"0,5-1,5": 1.0, "1,500-2,500": 2.0, "1.000,5 - 2.000,5": 1500.5, "< 0,5": 0.5}
         for cells, order, midpoints in (
-            (commas, POINT_FIRST_FORMATS, commas.values()),
-            (["1,000-1,500", "1,500-2,000", "2,000+"], POINT_FIRST_FORMATS, [1250.0, 1750.0, 2000.0]),
+            (commas, FORMATS_DECIMAL_POINT_FIRST, commas.values()),
+            (["1,000-1,500", "1,500-2,000", "2,000+"], FORMATS_DECIMAL_POINT_FIRST, [1250.0, 1750.0, 2000.0]),
             (["1,000-1,500", "1,500-2,000", "2,000+"], SEMICOLON_FILE_FORMATS, [1.25, 1.75, 2.0]),
             (["$1.5-2.5", "$2.5-3.5", "over $3.5"], SEMICOLON_FILE_FORMATS, [2.0, 3.0, 3.5]),
         ):
