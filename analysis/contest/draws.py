@@ -180,7 +180,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> StudyReport:
-    """Evaluate all methods on all sampled data sets; on isotropic data, logistic regression only if selected by name."""
+    """Evaluate all methods on all sampled data sets; on isotropic data, logistic regression only if it is selected."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
