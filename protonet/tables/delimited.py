@@ -240,7 +240,7 @@ class _TextFile:
 def _detect_layout(
     text: _TextFile, names: Collection[str], text_column: str | None, has_header: bool
 ) -> tuple[str, int, list[str], list[str] | None]:
-    """Detect the separator, the number of lines above the header, notes, and the header of a file that has none."""
+    """Detect the separator, the number of lines to skip, notes, and the header if it is not the next line."""
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -290,7 +290,21 @@ def _detect_layout(
         add_title_notes(notes, [cells for _, cells in rows[: len(comments)]])
         return delimiter, skip, notes, [str(1 + column) for column in range(width)]
     add_title_notes(notes, [cells for _, cells in rows[:header]])
+    if rows and _have_row_names(rows[header][1], [cells for _, cells in rows[header + 1 :]]):
+        return delimiter, rows[header][0], notes, ["", *rows[header][1]]
     return delimiter, rows[header][0] - 1 if rows else skip, notes, None
+
+
+def _have_row_names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Test whether each row begins with a name for which the header has no cell, as R writes tables by default.
+
+    The first row has a number then. Otherwise it is the header, and what seems to be the header is a title.
+    """
+    if not rows or any(len(cells) != len(header) + 1 for cells in rows) or not any(cells[-1] for cells in rows):
+        return False
+    names = [cells[0] for cells in rows]
+    is_header = _could_be_column_names(header) and any(map(is_decimal_number, rows[0]))
+    return is_header and all(names) and len(set(names)) == len(names)
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:

@@ -84,6 +84,7 @@ def test_text_round_trips(delimiter: str, end: str, encoding: str, rows: list[li
 
 
 LINES, LINE = "{} empty lines below the header skipped", "1 empty line below the header skipped"
+TABS = "cells are separated by tabs"
 TITLES = "2 rows above the header skipped: 'Report' ..."
 SALES = "2 rows above the header skipped: 'Sales 2024' ..."
 TITLE = "1 row above the header skipped: 'A title'"
@@ -110,6 +111,13 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
         ("sep=:\na:b\n1;2:3\n", "a b", ["1;2 3"], ["cells are separated by ':'"]),
         ("Sales\n\na,b\n1,2\n3,4\n", "a b", ["1 2", "3 4"], ["1 row above the header skipped: 'Sales'"]),
         (",a\nr,x\ns,y\n", " a", ["r x", "s y"], []),
+        ('"a","b"\n"1","x",2\n"2","y",3\n', " a b", ["1 x 2", "2 y 3"], []),
+        (
+            "# R\na\tb\nfirst\t1\tx\nlast\t2\ty\n",
+            " a b",
+            ["first 1 x", "last 2 y"],
+            [TABS, "1 comment line (#) skipped"],
+        ),
         ("a,b,\n1,2\n3,4\n", "a b ", ["1 2 ", "3 4 "], []),
         ("text\nhello, you\nbye, 5\nsee, 6\n", "text", ["hello,_you", "bye,_5", "see,_6"], []),
         ("text\nred, green, 5\none\n", "text", ["red,_green,_5", "one"], []),
@@ -185,6 +193,8 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test n
 def test_invalid_text_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Correct that line"),
+        ("A title, old\na,b,c\nx,y,z\n", "hold one table; got rows of 2 cells, and of 3 from line 2 of "),
+        ("a,b\n1,x,2\n1,y,3\n", "hold one table; got rows of 2 cells, and of 3 from line 2 of "),
         ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
         ("a,b\n1,2\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 3 of "),
         ("a,b\n1,2\n# x\n3,4\n", r"have 2 cells per row; got 1 in line 3\. Comments stand above the header"),
