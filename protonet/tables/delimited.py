@@ -52,6 +52,8 @@ BYTES_PER_DECODING = 2**22  #: Number of bytes that `_detect_encoding` decodes a
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Matches the sign before a quoted cell that keeps spreadsheets from reading a number, as in ="007".
 _EXCEL_TEXT_CELL_PREFIX = re.compile(r"(?:(?<=[\t;|,])|^)=(?=\"[^\"]*\"(?:[\t;|,]|\s*$))")
+#: Minimum rows below the header, cells per row and columns of numbers of text that is split at spaces.
+MIN_SPACED_ROWS, MIN_SPACED_CELLS, MIN_SPACED_NUMERIC_COLUMNS = 4, 3, 2
 #: Matches characters that do not occur in text of Windows-1252. Bytes that are not UTF-8 are decoded as surrogates.
 BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 UNDECODED_BYTES_PATTERN = re.compile("[\udc80-\udcff]")
@@ -83,8 +85,9 @@ def read_delimited_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
-    Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line
-    is one cell. Text is UTF-8, UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1.
+    Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or by
+    spaces, if rows have equally many cells and some columns are numbers; or each line is one cell. Text is UTF-8,
+    UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1.
 
     Above the header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below the header,
     every line is a row, even a line of separators only. Blank lines are skipped, as by `pandas.read_csv`.
@@ -276,6 +279,11 @@ def _detect_layout(
     candidates = [declared[1]] if declared else [*DELIMITERS, NO_DELIMITER]
     layouts = {delimiter: try_delimiter(delimiter) for delimiter in candidates}
     delimiter = max(layouts, key=lambda candidate: layouts[candidate][2])
+    if not declared and delimiter == NO_DELIMITER:
+        spaced_rows, spaced_header, (has_names, *_) = layouts[" "] = try_delimiter(" ")
+        has_all_names = has_names and len(names) > 1
+        if has_all_names or _are_spaced_columns([cells for _, cells in spaced_rows[spaced_header:]]):
+            delimiter = " "
     rows, header, (has_names, equal_widths, width, _) = layouts[delimiter]
     is_named = bool(declared) or has_names or (bool(rows) and rows[header][1] == [text_column])
     # Texts have commas and semicolons, in different numbers. One column may be all that is expected.
@@ -284,7 +292,7 @@ def _detect_layout(
         notes = [f"each line is a text of column {to_printable(text_column)}, also the first: there is no header"]
         add_title_notes(notes, [[line] for _, line in comments])
         return NO_DELIMITER, skip, notes, [text_column]
-    name = DELIMITERS.get(delimiter, repr(delimiter))
+    name = "spaces" if delimiter == " " else DELIMITERS.get(delimiter, repr(delimiter))
     notes = [DELIMITER_NOTE.format(name)] if delimiter != "," and width > 1 else []
     if not has_header:
         add_title_notes(notes, [cells for _, cells in rows[: len(comments)]])
@@ -293,6 +301,16 @@ def _detect_layout(
     if rows and _have_row_names(rows[header][1], [cells for _, cells in rows[header + 1 :]]):
         return delimiter, rows[header][0], notes, ["", *rows[header][1]]
     return delimiter, rows[header][0] - 1 if rows else skip, notes, None
+
+
+def _are_spaced_columns(rows: Sequence[Sequence[str]]) -> bool:
+    """Test whether first rows of a file, split at spaces, are columns and not texts, which differ in their length."""
+    header, *below = [cells[: len(cells) - (not cells[-1])] for cells in rows] or [[]]  # without a space at the end
+    width = len(below[0]) if len(below) >= MIN_SPACED_ROWS else 0
+    if width < MIN_SPACED_CELLS or any(len(cells) != width for cells in below) or width - len(header) not in {0, 1}:
+        return False
+    numeric = [all(map(is_decimal_number, filter(None, column))) for column in zip(*below, strict=True)]
+    return sum(numeric) >= MIN_SPACED_NUMERIC_COLUMNS
 
 
 def _have_row_names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

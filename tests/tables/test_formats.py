@@ -84,6 +84,7 @@ def test_text_round_trips(delimiter: str, end: str, encoding: str, rows: list[li
 
 
 LINES, LINE = "{} empty lines below the header skipped", "1 empty line below the header skipped"
+SPACES = "cells are separated by spaces"
 TABS = "cells are separated by tabs"
 TITLES = "2 rows above the header skipped: 'Report' ..."
 SALES = "2 rows above the header skipped: 'Sales 2024' ..."
@@ -128,6 +129,9 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
         ("# by hand\n#\ntext\nhello you\n", "text", ["hello_you"], ["2 comment lines (#) skipped"]),
         ("Report,,\nAuthor: me,,\na,b,c\nx,y,z\nu,,w\n", "a b c", ["x y z", "u  w"], [TITLES]),
         ("Sales 2024, all regions\nQ1 to Q4\na,b,c\nx,1,z\ny,2,w\n", "a b c", ["x 1 z", "y 2 w"], [SALES]),
+        ("a b c\n" + "x  1 2\n y 3 4 \n" * 3, "a b c", ["x 1 2", "y 3 4"] * 3, [SPACES]),
+        ('"a" "b"\n' + "".join(f'"{n}" 1 2\n' for n in "pqrst"), " a b", [f"{n} 1 2" for n in "pqrst"], [SPACES]),
+        ("a b c\n" + "one two 3\n" * 5, "a_b_c", ["one_two_3"] * 5, []),
         ("A title, old\na,b,c\n1,2,3\n3,4,5\n", "a b c", ["1 2 3", "3 4 5"], [TITLE]),
         ("a,b\n1,2\x1b[2J\x1a\n", "a b", ["1 2\\x1b[2J\\x1a"], []),
         ("a,b\n'=1,'-x\n-3.5,''@\nisn't,'\n", "a b", ["=1 -x", "-3.5 '@", "isn't '"], []),
