@@ -58,6 +58,11 @@ def parse(path: Path) -> ast.Module:
 
 
 @cache
+def all_modules() -> dict[str, Path]:
+    return modules("protonet") | modules("analysis")
+
+
+@cache
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(parse(path)):
@@ -65,7 +70,8 @@ def imports(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names |= {str(node.module)}
+            members = {f"{node.module}.{alias.name}" for alias in node.names} & all_modules().keys()
+            names |= members if len(members) == len(node.names) else {str(node.module), *members}
     return names
 
 

@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protonet import Encoder, PrototypeNetwork, solve
+from protonet import Encoder, PrototypeNetwork, metrics, solve
 from protonet.fit.search import EFFORTS
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
-from protonet.metrics import (
-    calibrate_known_scores,
-    compute_auroc,
-    compute_class_metrics,
-    score_known_class,
-    score_label_errors,
-    sum_confidence_bins,
-)
 from protonet.network import split_weights
 from protonet.views import VIEW_FAMILIES
 from protonet.views.fixed_convolution import FixedConvolutionSpec
@@ -125,10 +117,10 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
         lambda x, y, rows: (network.add_samples(x, y), network(x))[1],
         lambda x, y, rows: (network.arrange_classes(y.new_tensor([2, 0, -1, 1])), network(x))[1],
         lambda x, y, rows: (network.add_class(x[:3]), network(x))[1],
-        lambda x, y, rows: calibrate_known_scores(score_known_class(network(x))),
-        lambda x, y, rows: score_label_errors(x, y),
-        lambda x, y, rows: sum_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
-        lambda x, y, rows: compute_class_metrics(y.new_ones(5, 5)).recall,
+        lambda x, y, rows: metrics.calibrate_known_scores(metrics.score_known_class(network(x))),
+        lambda x, y, rows: metrics.score_label_errors(x, y),
+        lambda x, y, rows: metrics.sum_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
+        lambda x, y, rows: metrics.compute_class_metrics(y.new_ones(5, 5)).recall,
         lambda x, y, rows: class_means(x, y, 5)[0],
         lambda x, y, rows: episodic_loss(rows, n_shot=2, temperature=0.1, smoothing=0.1),
         lambda x, y, rows: cosine_cross_entropy(x, y, x[:5], temperature=0.1),
@@ -136,7 +128,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
     with NoValues():
         x, y, rows = X.to(AWAY), LABELS.to(AWAY), EPISODES.to(AWAY)
         assert all(use(x, y, rows).device == AWAY for use in uses)
-        compute_auroc(*score_known_class(x).split([10, 20]))
+        metrics.compute_auroc(*metrics.score_known_class(x).split([10, 20]))
 
 
 @pytest.mark.parametrize("rows", [PLAIN_ROWS, WEIGHTED_ROWS], ids=["plain", "weighted"])

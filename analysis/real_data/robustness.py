@@ -19,17 +19,9 @@ from torch import Tensor
 
 from analysis.prior.study import load_left_out_prior
 from analysis.real_data.sets import DATASETS, load_real_dataset, split_shots
+from analysis.shared import tables
 from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, predict_likeliest
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
-from analysis.shared.tables import (
-    ComparedQuantity,
-    get_best_baseline,
-    group_by_dataset,
-    mean_and_error,
-    paired_differences,
-    tabulate_datasets,
-    tabulate_methods,
-)
 from protonet import solve
 from protonet._text import plural
 from protonet.errors import install_command, raise_input_error
@@ -66,10 +58,10 @@ METHOD_TITLES = {  #: In the tables.
 #: Title, minimal and maximal shots of each table of means.
 SHOT_GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
 COMPARED_QUANTITIES = (
-    ComparedQuantity("percent", "accuracy, %", direction=1),
-    ComparedQuantity("log_loss", "log-loss", digits=3, direction=-1),
-    ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
-    ComparedQuantity("seconds", "fit seconds"),
+    tables.ComparedQuantity("percent", "accuracy, %", direction=1),
+    tables.ComparedQuantity("log_loss", "log-loss", digits=3, direction=-1),
+    tables.ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
+    tables.ComparedQuantity("seconds", "fit seconds"),
 )
 MAX_ACCEPTED_REGRET = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 TABLE_NOTE = """
@@ -180,10 +172,12 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
 
 def summarise(results: Mapping[MethodRun, Mapping[str, float]]) -> list[Row]:
     """Group results by data set and shots; add accuracies in percent and the baseline with the best mean (``best``)."""
-    rows = group_by_dataset({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
+    rows = tables.group_by_dataset(
+        {run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()}
+    )
     for row in rows:
         del row["accuracy"]
-        row["best"] = get_best_baseline(row, "percent", BASELINES)
+        row["best"] = tables.get_best_baseline(row, "percent", BASELINES)
     return rows
 
 
@@ -191,12 +185,12 @@ def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all data sets and shots, then means for few and for more shots."""
     names = sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
     methods = {name: METHOD_TITLES[name] for name in names}
-    text = tabulate_datasets(rows, "percent", methods, BASELINES)
+    text = tables.tabulate_datasets(rows, "percent", methods, BASELINES)
     text += TABLE_NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in SHOT_GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
-            table = tabulate_methods(group, COMPARED_QUANTITIES, methods, BASELINES)
+            table = tables.tabulate_methods(group, COMPARED_QUANTITIES, methods, BASELINES)
             text += f"\n**{title}**, {plural(len(group), 'row')}:\n\n{table}"
     return text
 
@@ -213,7 +207,8 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
         group = [row for row in rows if row["shots"] == n]
         height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
         pairs = [
-            mean_and_error(paired_differences(row["percent"][method], row["percent"][row["best"]])) for row in group
+            tables.mean_and_error(tables.paired_differences(row["percent"][method], row["percent"][row["best"]]))
+            for row in group
         ]
         leads, errors = zip(*pairs, strict=True)
         shade = 0.9 * (1 - (position + 1) / len(shots))

@@ -14,16 +14,9 @@ from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import shorten_list, to_printable
+from protonet.commands import report
 from protonet.commands.data import load_pipeline, make_read_spec, map_blocks
 from protonet.commands.options import EvaluateOptions, show_notes
-from protonet.commands.report import (
-    EvaluatedRows,
-    compute_importance,
-    compute_report_sections,
-    evaluate_to_dict,
-    format_evaluate_results,
-    table_to_dict,
-)
 from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
@@ -74,8 +67,8 @@ def run(options: EvaluateOptions) -> None:
         must = f"have a class that the model knows, such as {to_printable(model.classes[0])}"
         raise_input_error("table", must, got, remedy)
     name = path_to_text(options.table.name)
-    results = {"command": "evaluate", **evaluate_to_dict(name, model, logits, labels, unknown)}
-    print(format_evaluate_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
+    results = {"command": "evaluate", **report.evaluate_to_dict(name, model, logits, labels, unknown)}
+    print(report.format_evaluate_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
     show_notes(table.all_notes, quiet=options.quiet)
     if options.report is not None:
         with show_progress(quiet=options.quiet) as progress:
@@ -107,11 +100,11 @@ def compute_evaluate_report_details(
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
     known = labels >= 0
     missing_counts = [int(is_missing(column).sum()) for column in cells]
-    data = table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
+    data = report.table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
     features = torch.cat([x for x, _ in rows])
     evaluated = model.evaluate_on_new_rows(features[known], labels[known])
-    importance = compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
-    predictions = EvaluatedRows(
+    importance = report.compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
+    predictions = report.EvaluatedRows(
         logits=logits,
         labels=labels,
         indices=range(len(labels)),
@@ -121,4 +114,4 @@ def compute_evaluate_report_details(
         cells=cells,
     )
     predictions = predictions.select_rows(known.nonzero().flatten().tolist())
-    return {"data": data, **compute_report_sections(predictions, logits[known], importance)}
+    return {"data": data, **report.compute_report_sections(predictions, logits[known], importance)}

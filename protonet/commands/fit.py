@@ -15,19 +15,9 @@ from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
+from protonet.commands import report
 from protonet.commands.data import EncodedTable, encode_table
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
-from protonet.commands.report import (
-    EvaluatedRows,
-    compare_baselines,
-    compute_importance,
-    compute_learning_curve,
-    compute_report_sections,
-    format_baselines,
-    format_confusions,
-    metrics_to_dict,
-    table_to_dict,
-)
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
@@ -51,13 +41,7 @@ from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
-from protonet.tables import DEFAULT_LABEL_COLUMN
-from protonet.tables.features import (
-    convert_to_training_formats,
-    describe_left_out_rows,
-    encode_block,
-    split_uninformative_rows,
-)
+from protonet.tables import DEFAULT_LABEL_COLUMN, features
 from protonet.tables.table import ReadSpec, format_names, open_table
 from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
@@ -92,7 +76,9 @@ class UnlabelledRows:
                 missing_texts=data.missing_texts,
                 no_header=options.no_header,
             )
-            self.table = convert_to_training_formats(open_table(self.path, spec), data.encoding, argument="unlabelled")
+            self.table = features.convert_to_training_formats(
+                open_table(self.path, spec), data.encoding, argument="unlabelled"
+            )
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -102,17 +88,17 @@ class UnlabelledRows:
             yield self.data.unlabelled
         left_out = list[int]()
         for block in () if self.path is None else self.table.blocks:
-            used, positions = split_uninformative_rows(block, self.data.encoding)
+            used, positions = features.split_uninformative_rows(block, self.data.encoding)
             left_out += positions
             self.positions += used.positions
-            x = encode_block(self.table, used, self.data.encoding, "unlabelled")
+            x = features.encode_block(self.table, used, self.data.encoding, "unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
         if left_out and not self.positions:
             got = f"{plural(len(left_out), 'row')} without one"
             raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
         if self.path is not None:
             file = f" of {to_printable(self.path.name)}"
-            self.data.notes.extend(describe_left_out_rows(left_out, self.table.position_format, file))
+            self.data.notes.extend(features.describe_left_out_rows(left_out, self.table.position_format, file))
 
     def format_location(self, row: int) -> str:
         """Format the location in its file, such as "line 2", of unlabelled row ``row``, numbered in iteration order."""
@@ -310,7 +296,7 @@ def compare_with_baselines(cv: CrossValidation, solution: Solution, model: Table
     balanced = bool(model.metadata["balanced"])
     frequent = score_class_frequencies(torch.tensor(model.metadata["samples"]), len(cv.labels))
     baselines = {MOST_FREQUENT_CLASS: frequent, **predict_baselines(solution.training_set)}
-    return compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
+    return report.compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
 
 
 def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
@@ -319,22 +305,24 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
         return "no cross-validation: no class has two distinct rows\n"
     metrics, frequent = measure_cross_validation(cv), comparisons[1]
     rows = plural(round(float(cv.weights.sum())), "row")
-    text = format_baselines(comparisons)
+    text = report.format_baselines(comparisons)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"
     text += f"{len(cv.fold_models)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
-    return text + format_confusions(metrics.confusion, classes)
+    return text + report.format_confusions(metrics.confusion, classes)
 
 
 def results_to_dict(
     name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, comparisons: Sequence[JsonDict]
 ) -> JsonDict:
     """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics."""
-    table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
+    table = report.table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(cv.labels):
         return results
-    return results | metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": comparisons}
+    return (
+        results | report.metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": comparisons}
+    )
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
@@ -370,11 +358,13 @@ def compute_fit_report_details(
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_progress_part())
+    importance = report.compute_importance(
+        cv, names, model.n_features_per_column, seed, deadline, start_next_progress_part()
+    )
     repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_progress_part())
-    learning = compute_learning_curve(solution, cv, deadline, start_next_progress_part())
+    learning = report.compute_learning_curve(solution, cv, deadline, start_next_progress_part())
     logits = predict_held_out(cv)[held_out.clamp_min(0)]
-    rows = EvaluatedRows(
+    rows = report.EvaluatedRows(
         logits=logits,
         labels=data.y,
         indices=data.row_indices,
@@ -384,4 +374,4 @@ def compute_fit_report_details(
         cells=data.cells,
     )
     rows = rows.select_rows(evaluated.tolist())
-    return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}
+    return report.compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

@@ -10,15 +10,7 @@ from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.options import ExportOptions, InfoOptions
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, count_training_rows, read_config
-from protonet.ui.text import (
-    MAX_LISTED_CLASSES,
-    format_byte_count,
-    format_column_types,
-    format_probability_metrics,
-    format_table,
-    format_view_influences,
-    format_with_interval,
-)
+from protonet.ui import text
 
 #: The heading in the printed text of each option of ``fit`` that the metadata of a model file record.
 FIT_OPTION_HEADINGS = {
@@ -62,7 +54,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "classes": [{"name": name, "samples": n} for name, n in zip(classes, samples, strict=True)],
         "features": header["network"]["input_dim"],
         "columns": header["columns"],
-        "column_types": format_column_types(header["columns"], header["column_summaries"]),
+        "column_types": text.format_column_types(header["columns"], header["column_summaries"]),
         "dropped": dropped if isinstance(dropped, list) else None,
         **{name: metadata.get(name) for name in FIT_OPTION_HEADINGS},
         "groups": len(groups) if isinstance(groups, dict) else None,
@@ -107,18 +99,18 @@ def format_contents(contents: JsonDict) -> str:
     facts["parameters"] = f"{contents['parameters']:,} trained, {contents['buffer_elements']:,} buffer elements"
     networks = contents["cross_validation_networks"]
     folds = f", with {plural(networks, 'cross-validation network')}" if networks else ""
-    facts["size"] = format_byte_count(contents["bytes"]) + folds
+    facts["size"] = text.format_byte_count(contents["bytes"]) + folds
     facts["version"] = f"file format {contents['version']}, written by protonet {contents['library']}"
     lines = [f"{to_printable(contents['file'])}: {', '.join(sizes)}"]
     lines += [f"  {heading:<15}{to_printable(value)}" for heading, value in facts.items() if value is not None]
     lines += [f"  {line}" for line in contents["column_types"]]
-    rows = [[to_printable(one["name"]), f"{one['samples']:,}"] for one in classes[:MAX_LISTED_CLASSES]]
-    lines += ["", format_table(["class", "samples"], rows).rstrip()]
-    if len(classes) > MAX_LISTED_CLASSES:
-        lines.append(f"the first {MAX_LISTED_CLASSES} of {plural(len(classes), 'class')}; --json has all")
+    rows = [[to_printable(one["name"]), f"{one['samples']:,}"] for one in classes[: text.MAX_LISTED_CLASSES]]
+    lines += ["", text.format_table(["class", "samples"], rows).rstrip()]
+    if len(classes) > text.MAX_LISTED_CLASSES:
+        lines.append(f"the first {text.MAX_LISTED_CLASSES} of {plural(len(classes), 'class')}; --json has all")
     if contents["views"]:
         views = {to_printable(name): weight for name, weight in contents["views"].items()}
-        lines += ["", format_view_influences(views).rstrip()]
+        lines += ["", text.format_view_influences(views).rstrip()]
     return "\n".join([*lines, "", _format_metrics(contents["cross_validation"])])
 
 
@@ -126,12 +118,12 @@ def _format_metrics(metrics: JsonDict | None) -> str:
     """Format the cross-validation metrics of a model file as a line; None means that the file has none."""
     if metrics is None:
         return "cross-validation: none"
-    accuracy, interval = format_with_interval(metrics["accuracy"], metrics["interval"])
+    accuracy, interval = text.format_with_interval(metrics["accuracy"], metrics["interval"])
     parts = [f"cross-validation on {plural(metrics['rows'], 'row')}: accuracy {accuracy} %, 95 % interval {interval}"]
     balanced, frequent = (metrics.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
     if isinstance(balanced, float) and isinstance(frequent, float):
         parts.append(f"balanced accuracy {100 * balanced:.2f} %, baseline (most frequent class) {100 * frequent:.2f} %")
-    return ", ".join([*parts, format_probability_metrics(metrics).rstrip()])
+    return ", ".join([*parts, text.format_probability_metrics(metrics).rstrip()])
 
 
 def run_export(options: ExportOptions) -> None:
@@ -149,4 +141,4 @@ def run_export(options: ExportOptions) -> None:
         export_pt2(options.pt2, model)
     for path, outputs in ((options.onnx, "logits and probabilities"), (options.pt2, "logits")):
         if path is not None:
-            print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_byte_count(path.stat().st_size)}")
+            print(f"{path}: {inputs} to {outputs} (n, {classes}), {text.format_byte_count(path.stat().st_size)}")

@@ -21,16 +21,9 @@ from torch import Tensor
 
 from protonet._io import remove_temporary_files, write_atomically
 from protonet._text import escape_formula
+from protonet.commands import folder
 from protonet.commands.arguments import check_single_table_options
 from protonet.commands.data import make_read_spec, map_blocks
-from protonet.commands.folder import (
-    CountFinishedRows,
-    FileTask,
-    add_file_name_to_error,
-    check_or_record_settings,
-    list_file_tasks,
-    run_file_tasks,
-)
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.encoder import hash_file
 from protonet.embeddings.pictures.reading import contains_pictures, is_picture_path
@@ -108,13 +101,13 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_output_path("output", options.output, folder=True)
-    tasks = list_file_tasks(options.table, output)
-    check_or_record_settings(output, {"model": digest, **spec._asdict()})
+    tasks = folder.list_file_tasks(options.table, output)
+    folder.check_or_record_settings(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
     model.with_loaded_encoders(names, show_progress=False)  # fails before the processes start
     work = partial(predict_file, str(path), digest, names, spec)
     try:
-        notes = run_file_tasks(work, tasks, workers=workers, quiet=options.quiet)
+        notes = folder.run_file_tasks(work, tasks, workers=workers, quiet=options.quiet)
     finally:
         remove_temporary_files(output)  # removes incomplete files of killed processes
     show_notes(notes, quiet=options.quiet)
@@ -125,8 +118,8 @@ def predict_file(
     model_hash: str,
     encoder_names: tuple[str, ...] | None,
     spec: PredictionOutputSpec,
-    task: FileTask,
-    count_rows: CountFinishedRows,
+    task: folder.FileTask,
+    count_rows: folder.CountFinishedRows,
 ) -> list[str]:
     """Classify the rows of one Parquet file of a folder by one thread, write its output, and return notes for the user.
 
@@ -152,7 +145,7 @@ def predict_file(
     try:
         write_atomically(task.output_path, write)
     except InputError as error:
-        raise add_file_name_to_error(error, task) from None
+        raise folder.add_file_name_to_error(error, task) from None
     return notes
 
 

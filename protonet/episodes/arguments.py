@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._validation import check_device, check_int
-from protonet.episodes.names import (
-    BACKBONES,
-    EVALUATE_PROG,
-    HEAD_INITS,
-    INNER_LOOP_OBJECTIVES,
-    MAX_CLASSES_OR_ROWS,
-    OBJECTIVES,
-    ROW_NORMALIZATIONS,
-    TrainingPlan,
-)
+from protonet.episodes import names
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import (
     CommandParser,
@@ -62,16 +53,16 @@ TRAIN_EXAMPLES = (
 CLIP_PROMPT_TEMPLATE = "a photo of a {}."  #: CLIP's prompt, with braces for the name of a class.
 PICTURE_BATCH_SIZE = 64  #: By default, ``extract`` embeds this many pictures or texts at a time.
 EXTRACT_EXAMPLES = (
-    f"python -m {EVALUATE_PROG} extract pictures/ --backbone net.onnx -o features.npz",
-    f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
-    f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
+    "python -m protonet.episodes extract pictures/ --backbone net.onnx -o features.npz",
+    "python -m protonet.episodes extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
+    "python -m protonet.episodes extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
 )
 #: By default, ``paper`` compares the user's method with these: three inductive methods, then two transductive ones.
 PAPER_BASELINES = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
 PAPER_EXAMPLES = (
-    f"python -m {EVALUATE_PROG} paper mine.py:power_means --dataset features.npz -o paper",
-    f"python -m {EVALUATE_PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
-    f"python -m {EVALUATE_PROG} paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
+    "python -m protonet.episodes paper mine.py:power_means --dataset features.npz -o paper",
+    "python -m protonet.episodes paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
+    "python -m protonet.episodes paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
 )
 SPLIT_SEED_HELP = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
 IMAGE_SIZE_HELP = "pixels per side of pictures (default: as their authors take them; a folder by class: 28, grey)"
@@ -115,7 +106,7 @@ class NumberOption(argparse.Action):
 def make_train_parser() -> CommandParser:
     """Build the command-line parser of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
-    parser = CommandParser(f"{EVALUATE_PROG} train", what, TRAIN_EXAMPLES)
+    parser = CommandParser(f"{names.EVALUATE_PROG} train", what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
@@ -134,7 +125,7 @@ def make_train_parser() -> CommandParser:
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (low, default, text) in TRAIN_INTEGER_OPTIONS.items():
-        high = 2**63 - 1 if name == "seed" else MAX_CLASSES_OR_ROWS
+        high = 2**63 - 1 if name == "seed" else names.MAX_CLASSES_OR_ROWS
         other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
         other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
         add_option = add if name in TRAIN_OPTIONS_IN_HELP else episodes
@@ -177,8 +168,8 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
-        check_known_name("--backbone", options.backbone, BACKBONES)
-    objective = check_known_name("--objective", options.objective, OBJECTIVES)
+        check_known_name("--backbone", options.backbone, names.BACKBONES)
+    objective = check_known_name("--objective", options.objective, names.OBJECTIVES)
     integers: dict[str, Any] = {}
     for name, (_, default, _) in TRAIN_INTEGER_OPTIONS.items():
         field = name.replace("-", "_")
@@ -186,7 +177,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         integers[field] = OBJECTIVE_DEFAULTS.get(objective, {}).get(name, default) if given is None else given
     if options.dropblock >= 1:
         raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
-    plan = TrainingPlan(
+    plan = names.TrainingPlan(
         dataset=options.dataset,
         split_seed=options.split_seed,
         **integers,
@@ -196,13 +187,13 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         dropblock=options.dropblock,
         start=options.start,
     )
-    if objective in INNER_LOOP_OBJECTIVES:
+    if objective in names.INNER_LOOP_OBJECTIVES:
         plan = replace(
             plan,
             inner_steps=options.inner_steps or 5,
             inner_rate=options.inner_rate or 0.01,
             first_order=options.first_order,
-            head=check_known_name("--head", options.head or "classes", HEAD_INITS),
+            head=check_known_name("--head", options.head or "classes", names.HEAD_INITS),
         )
     elif given := [name for name in INNER_LOOP_OPTIONS if getattr(options, name)]:
         option = f"--{given[0].replace('_', '-')}"
@@ -233,7 +224,8 @@ def _get_train_output_paths(options: argparse.Namespace) -> dict[str, Path]:
 def make_compare_parser() -> CommandParser:
     """Build the command-line parser of ``compare``."""
     parser = CommandParser(
-        f"{EVALUATE_PROG} compare", "Compare the methods of several runs in pairs, on the episodes that all runs have."
+        f"{names.EVALUATE_PROG} compare",
+        "Compare the methods of several runs in pairs, on the episodes that all runs have.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
     text = "compare this method alone with each other one, not all pairs"
@@ -277,7 +269,7 @@ def make_paper_parser() -> CommandParser:
     """Build the command-line parser of ``paper``."""
     text = "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
     text += "of each query, and a text for the appendix. An interrupted run continues where it stopped."
-    parser = CommandParser(f"{EVALUATE_PROG} paper", text, PAPER_EXAMPLES)
+    parser = CommandParser(f"{names.EVALUATE_PROG} paper", text, PAPER_EXAMPLES)
     add = parser.add_argument
     text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
     add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
@@ -316,19 +308,19 @@ def parse_paper_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
     options.shots = [str(parse_integer("--shot", shot, low=1)) for shot in options.shot.split(",")]
     if len(set(options.shots)) < len(options.shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    check_known_name("--normalize", options.normalize, ROW_NORMALIZATIONS)
+    check_known_name("--normalize", options.normalize, names.ROW_NORMALIZATIONS)
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
     options.output = check_output_path("--output", options.output, folder=True)
-    options.command = shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])])
+    options.command = shlex.join(["python", "-m", names.EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])])
     return options
 
 
 def make_extract_parser() -> CommandParser:
     """Build the command-line parser of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
-    parser = CommandParser(f"{EVALUATE_PROG} extract", text, EXTRACT_EXAMPLES)
+    parser = CommandParser(f"{names.EVALUATE_PROG} extract", text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)

@@ -16,22 +16,9 @@ from pathlib import Path
 
 from protonet._io import write_text
 from protonet.datasets.dataset import SPLIT_SIDES
+from protonet.episodes.evaluation import report, statistics
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.report import (
-    explain_intervals,
-    format_latex_cell,
-    format_latex_table,
-    format_summary_tables,
-    write_accuracy_figure,
-)
 from protonet.episodes.evaluation.several import SuiteMember, run_suite
-from protonet.episodes.evaluation.statistics import (
-    Evaluation,
-    EvaluationSummary,
-    MethodComparison,
-    MethodSummary,
-    adjust_p_values,
-)
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_method_grid
 from protonet.episodes.methods.keywords import parse_source_section
@@ -80,31 +67,33 @@ class PaperWriter:
     method_grids: Sequence[Sequence[ChosenMethod]]
     """For each method its candidate settings; the new method is the first."""
 
-    def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
+    def write(self, members: Sequence[SuiteMember], evaluations: Sequence[statistics.Evaluation]) -> None:
         """Print a table of results for each number of shots, and write tables, figure and appendix to files."""
         keys = {choice.name: choice.method_key for grid in self.method_grids for choice in grid if len(grid) > 1}
         summaries = adjust_summary_p_values([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
-            ((header, rows),) = format_summary_tables(summary)
+            ((header, rows),) = report.format_summary_tables(summary)
             tables.append(([f"{member.shot}-shot", *header[1:]], rows))
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
         notes = f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
-        text = "\n".join(format_table(*table) for table in tables) + f"{notes}{explain_intervals(summaries[0])}\n"
+        text = (
+            "\n".join(format_table(*table) for table in tables) + f"{notes}{report.explain_intervals(summaries[0])}\n"
+        )
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
-        write_text(self.folder / "table.tex", "\n".join(format_latex_table(*table) for table in tables))
+        write_text(self.folder / "table.tex", "\n".join(report.format_latex_table(*table) for table in tables))
         titles = (f"{member.shot}-shot" for member in members)
-        write_accuracy_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
+        report.write_accuracy_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
         paragraphs = self.describe_experiments(members, evaluations, n_pairs)
-        quoted = ((title, re.sub('"(.*?)"', r"``\1''", format_latex_cell(text))) for title, text in paragraphs)
+        quoted = ((title, re.sub('"(.*?)"', r"``\1''", report.format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
         write_text(self.folder / "appendix.tex", text)
         for name in ("table.md", "table.tex", "figure.pdf", "appendix.tex"):
             print(f"wrote {self.folder / name}", file=sys.stderr)
 
     def describe_experiments(
-        self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], n_pairs: int
+        self, members: Sequence[SuiteMember], evaluations: Sequence[statistics.Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
         """Yield the paragraphs of the appendix as pairs (title, text); ``n_pairs`` is the number of paired tests."""
         first, settings = evaluations[0], evaluations[0].summary.settings
@@ -131,10 +120,9 @@ class PaperWriter:
                 chosen = ", ".join(tuning.best_method for tuning in evaluation.tuning)
                 text += f" {member.shot}-shot: {rates}; evaluated were {chosen}."
             yield "Choice of settings", text
-        text = (
-            f"Accuracy is the mean over episodes of the share of right queries. {explain_intervals(first.summary)} The "
-        )
-        text += "jackknife leaves out one class at a time with all of its episodes. Differences are paired by episode; "
+        text = "Accuracy is the mean over episodes of the share of right queries. "
+        text += f"{report.explain_intervals(first.summary)} The jackknife leaves out one class at a time with all "
+        text += "of its episodes. Differences are paired by episode; "
         text += f"p-values are of paired t tests, adjusted by Holm for all {n_pairs} comparisons together."
         yield "Statistics", text
         versions = ", ".join(f"{package} {version}" for package, version in first.versions.items())
@@ -150,7 +138,7 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
     return f"{name}{origin}: {summary} {parse_source_section(choice.spec.function)}".rstrip(" .")
 
 
-def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
+def _describe_data(member: SuiteMember, evaluation: statistics.Evaluation) -> str:
     """Describe the data set for the appendix: rows, classes, split, hash, encoder and normalisation."""
     rows = member.plan.rows
     data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
@@ -164,27 +152,29 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
     return text + ("" if rows.normalize == "none" else f" All rows were normalized by {rows.normalize}.")
 
 
-def rename_methods(summary: EvaluationSummary, keys: Mapping[str, str]) -> EvaluationSummary:
+def rename_methods(summary: statistics.EvaluationSummary, keys: Mapping[str, str]) -> statistics.EvaluationSummary:
     """Return a summary in which methods are renamed by ``keys``, which maps old to new names; other names stay.
 
     The result has only accuracies and comparisons, no further measures.
     """
-    methods = {keys.get(name, name): MethodSummary(method.accuracy) for name, method in summary.methods.items()}
+    methods = {
+        keys.get(name, name): statistics.MethodSummary(method.accuracy) for name, method in summary.methods.items()
+    }
     pairs = [
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
         for pair in summary.comparisons
     ]
     settings = {**summary.settings, "against": keys.get(summary.reference_method or "", summary.reference_method)}
-    return EvaluationSummary(settings, summary.n_episodes, methods, pairs)
+    return statistics.EvaluationSummary(settings, summary.n_episodes, methods, pairs)
 
 
-def adjust_summary_p_values(summaries: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
+def adjust_summary_p_values(summaries: Sequence[statistics.EvaluationSummary]) -> list[statistics.EvaluationSummary]:
     """Adjust p-values by Holm's procedure for the comparisons of all summaries together; return new summaries."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
-    over_classes = iter(adjust_p_values([pair.p_value_classes for pair in pairs]))
-    over_episodes = iter(adjust_p_values([pair.p_value_episodes for pair in pairs]))
+    over_classes = iter(statistics.adjust_p_values([pair.p_value_classes for pair in pairs]))
+    over_episodes = iter(statistics.adjust_p_values([pair.p_value_episodes for pair in pairs]))
 
-    def adjust_pair(pair: MethodComparison) -> MethodComparison:
+    def adjust_pair(pair: statistics.MethodComparison) -> statistics.MethodComparison:
         return replace(pair, p_holm_classes=next(over_classes), p_holm_episodes=next(over_episodes))
 
     return [replace(summary, comparisons=[adjust_pair(pair) for pair in summary.comparisons]) for summary in summaries]

@@ -23,13 +23,7 @@ from protonet.commands.data import TableToLabel, get_label_column, load_pipeline
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
-from protonet.embeddings.pictures.reading import (
-    UNREADABLE_IMAGE_ERRORS,
-    convert_to_png,
-    describe_image_error,
-    path_to_text,
-    text_to_path,
-)
+from protonet.embeddings.pictures import reading
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.server.app import (
     AccessPolicy,
@@ -223,7 +217,7 @@ class LabelApi:
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
-        title = path_to_text(self.jobs.options.table.name)
+        title = reading.path_to_text(self.jobs.options.table.name)
         return html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_table(self, _: object) -> object:
@@ -376,12 +370,12 @@ class LabelApi:
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
         if self.queue.picture_column is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
-        path = text_to_path(cells[int(row)][self.queue.picture_column])
+        path = reading.text_to_path(cells[int(row)][self.queue.picture_column])
         try:
-            png = await self.run_in_thread(lambda: convert_to_png(path, MAX_PICTURE_SIDE))
+            png = await self.run_in_thread(lambda: reading.convert_to_png(path, MAX_PICTURE_SIDE))
             return Response(png, media_type="image/png")
-        except UNREADABLE_IMAGE_ERRORS as error:
-            line = f"This picture cannot be read: {path_to_text(path)} ({describe_image_error(error)})"
+        except reading.UNREADABLE_IMAGE_ERRORS as error:
+            line = f"This picture cannot be read: {reading.path_to_text(path)} ({reading.describe_image_error(error)})"
             raise HTTPException(404, line) from None
 
     async def download(self, request: Request) -> Response:

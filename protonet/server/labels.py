@@ -25,13 +25,7 @@ from torch import Tensor
 from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import TableToLabel
-from protonet.embeddings.pictures.reading import (
-    IMAGE_SUFFIXES,
-    UNREADABLE_IMAGE_ERRORS,
-    decode_image,
-    describe_image_error,
-    path_to_text,
-)
+from protonet.embeddings.pictures import reading
 from protonet.errors import raise_input_error
 from protonet.fit.active import Standardiser, Suggestion, suggest_rows
 from protonet.fit.solver import fit_solution
@@ -389,20 +383,22 @@ class UploadedRows:
         from PIL import Image  # noqa: PLC0415 - optional
 
         try:
-            decode_image(io.BytesIO(content))
+            reading.decode_image(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
                 suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
-            if suffix not in IMAGE_SUFFIXES:
+            if suffix not in reading.IMAGE_SUFFIXES:
                 raise ValueError(f"in the format {image.format}")
-        except UNREADABLE_IMAGE_ERRORS as error:
-            raise_input_error("body", "be a picture that can be read", describe_image_error(error), "Leave it out.")
+        except reading.UNREADABLE_IMAGE_ERRORS as error:
+            raise_input_error(
+                "body", "be a picture that can be read", reading.describe_image_error(error), "Leave it out."
+            )
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
-        if path_to_text(path) in known_paths:
+        if reading.path_to_text(path) in known_paths:
             return []
         self.folder.mkdir(exist_ok=True)
         write_atomically(path, lambda file: file.write(content))
-        return self._add_missing_rows([path_to_text(path)])
+        return self._add_missing_rows([reading.path_to_text(path)])
 
     def _add_missing_rows(self, texts: Sequence[str]) -> list[list[str]]:
         """Save a row for each text (or picture path) that has no row yet; return the cells of the rows of all texts."""

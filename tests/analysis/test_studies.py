@@ -19,15 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.__main__ import STUDIES, main
-from analysis.shared.runner import (
-    StudyParser,
-    StudyReport,
-    append_journal,
-    hash_sources,
-    read_journal,
-    run_all,
-    run_study,
-)
+from analysis.shared import runner
 from analysis.shared.tables import format_mean, mean_and_error, paired_differences
 from solution.pack import ROOT
 from tests.analysis import conftest
@@ -54,7 +46,7 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     study = load_study(name)
     text = inspect.getdoc(study)
     assert text
-    parser = StudyParser(f"analysis {name}", text)
+    parser = runner.StudyParser(f"analysis {name}", text)
     study.add_options(parser)
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
@@ -118,7 +110,7 @@ class Squares:
     """Squares of numbers."""
 
     @staticmethod
-    def add_options(parser: StudyParser) -> None:
+    def add_options(parser: runner.StudyParser) -> None:
         parser.add_argument("--peers", action="store_true")
         parser.add_argument("--jobs")
         parser.add_int_option("--most", 3, "the largest")
@@ -126,8 +118,8 @@ class Squares:
         parser.add_state_options()
 
     @staticmethod
-    def run(options: argparse.Namespace) -> StudyReport:
-        return StudyReport([n**2 for n in range(options.most)], f"squares of {options.names}\n")
+    def run(options: argparse.Namespace) -> runner.StudyReport:
+        return runner.StudyReport([n**2 for n in range(options.most)], f"squares of {options.names}\n")
 
 
 def test_the_reported_command_has_no_paths_of_this_machine(
@@ -137,7 +129,7 @@ def test_the_reported_command_has_no_paths_of_this_machine(
     Path("s").touch()
     outputs = ["--json", "a.json", "--markdown", "a.md", "--state", "s", "--jobs", "8"]
     words = ["--peers", "--most", "4", "--names", "b,a,b", "--fresh"]
-    run_study("analysis squares", Squares, [*words, *outputs])  # type: ignore[arg-type]
+    runner.run_study("analysis squares", Squares, [*words, *outputs])  # type: ignore[arg-type]
     assert json.loads(Path("a.json").read_text()) == [0, 1, 4, 9]
     printed = capsys.readouterr().out
     assert printed == "squares of ['b', 'a']\n"
@@ -147,14 +139,14 @@ def test_the_reported_command_has_no_paths_of_this_machine(
 
 def test_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    assert list(read_journal(path)) == []
-    append_journal(path, {"a": 1})
+    assert list(runner.read_journal(path)) == []
+    runner.append_journal(path, {"a": 1})
     with path.open("a") as file:
         file.write('{"cut o')
-    append_journal(path, {"b": [2]})
+    runner.append_journal(path, {"b": [2]})
     with path.open("a") as file:
         file.write("5\n")
-    assert list(read_journal(path)) == [{"a": 1}, {"b": [2]}]
+    assert list(runner.read_journal(path)) == [{"a": 1}, {"b": [2]}]
 
 
 def test_finished_runs_are_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,31 +159,31 @@ def test_finished_runs_are_not_repeated(tmp_path: Path, capsys: pytest.CaptureFi
             raise KeyboardInterrupt
         return {"square": (n, n**2)}
 
-    assert run_all([2, 1], square, path, lambda n: "code") == {2: {"square": [2, 4]}, 1: {"square": [1, 1]}}
+    assert runner.run_all([2, 1], square, path, lambda n: "code") == {2: {"square": [2, 4]}, 1: {"square": [1, 1]}}
     assert "2/2" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted; 3 of 5 runs are kept in .*The same command continues"):
-        run_all([1, 3, 4, 5, 2], square, path, lambda n: "code")
+        runner.run_all([1, 3, 4, 5, 2], square, path, lambda n: "code")
     assert done == [2, 1, 3, 4]
-    run_all([1, 2, 3], square, path, lambda n: "other" if n == 2 else "code")
+    runner.run_all([1, 2, 3], square, path, lambda n: "other" if n == 2 else "code")
     assert done == [2, 1, 3, 4, 2]
 
 
 def test_processes_give_the_same(tmp_path: Path) -> None:
     runs = [-3, 2, -1]
-    assert run_all(runs, abs, tmp_path / "journal", jobs=2) == dict(zip(runs, map(abs, runs), strict=True))
-    assert len(list(read_journal(tmp_path / "journal"))) == 3
+    assert runner.run_all(runs, abs, tmp_path / "journal", jobs=2) == dict(zip(runs, map(abs, runs), strict=True))
+    assert len(list(runner.read_journal(tmp_path / "journal"))) == 3
 
 
 def test_a_hash_is_of_the_texts_and_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("1")
     (tmp_path / "b.py").write_text("2")
     paths = str(tmp_path / "a.py"), str(tmp_path / "b.py")
-    before = hash_sources(*paths)
-    assert before == hash_sources(str(tmp_path)) != hash_sources(*paths[::-1])
+    before = runner.hash_sources(*paths)
+    assert before == runner.hash_sources(str(tmp_path)) != runner.hash_sources(*paths[::-1])
     monkeypatch.setattr("analysis.shared.runner.installed_version", lambda package: "another")
-    hash_sources.cache_clear()
-    assert hash_sources(*paths) != before
-    hash_sources.cache_clear()
+    runner.hash_sources.cache_clear()
+    assert runner.hash_sources(*paths) != before
+    runner.hash_sources.cache_clear()
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))

@@ -18,13 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.commands.report import (
-    EvaluatedRows,
-    collect_predictions,
-    compute_reliability,
-    project_logits,
-    rank_suspicious_labels,
-)
+from protonet.commands import report
 from protonet.ui.html import make_template_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
@@ -179,11 +173,11 @@ def test_text_is_never_markup(text: str, attribute: str) -> None:
     assert page.texts.get("p", "") == written
 
 
-def make_rows(n: int, classes: int = 3) -> EvaluatedRows:
+def make_rows(n: int, classes: int = 3) -> report.EvaluatedRows:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
     cells = [np.arange(n) * 1.5, np.array([f"t{index}" for index in range(n)], object)]
-    return EvaluatedRows(
+    return report.EvaluatedRows(
         logits=logits,
         labels=labels,
         indices=range(n),
@@ -196,7 +190,7 @@ def make_rows(n: int, classes: int = 3) -> EvaluatedRows:
 
 def test_many_rows_are_sampled_with_the_suspicious_labels() -> None:
     rows = make_rows(5000)
-    result, suspects = collect_predictions(rows, [1, 0]), rank_suspicious_labels(rows, rows.logits)
+    result, suspects = report.collect_predictions(rows, [1, 0]), report.rank_suspicious_labels(rows, rows.logits)
     assert result["total"] == 5000
     assert len(result["index"]) <= 2000
     assert result["index"] == sorted(set(result["index"]))
@@ -210,7 +204,7 @@ def test_many_rows_are_sampled_with_the_suspicious_labels() -> None:
 def test_bins_of_probability_are_those_of_a_loop() -> None:
     rows = make_rows(300)
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    for item in compute_reliability(rows):
+    for item in report.compute_reliability(rows):
         inside = (p > item["low"]) & (p <= item["high"])
         assert item["rows"] == int(inside.sum())
         assert item["confidence"] == pytest.approx(float(p[inside].mean()))
@@ -285,7 +279,7 @@ def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
 def test_rows_are_projected_to_the_plane(num_classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, num_classes, generator=generator, dtype=torch.float64)
-    points = project_logits(logits)
+    points = report.project_logits(logits)
     assert points.shape == (40, 2)
     assert float(points.abs().amax()) <= 1 + 1e-9
     if num_classes > 2:  # principal components of the centred logits, up to signs and scale

@@ -16,18 +16,9 @@ from scipy import stats
 from torch import Tensor
 
 from analysis.contest.trial import sample_official_data
-from protonet.datasets import FAMILIES, Dataset, Split, load_benchmark, load_glyphs, sample_family, synthetic
+from protonet.datasets import FAMILIES, Dataset, Split, load_benchmark, load_glyphs, pictures, sample_family, synthetic
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.datasets.glyphs import CLASS_FRACTION_OF_SIDE, get_alphabet, list_font_faces, split_by_alphabet
-from protonet.datasets.pictures import (
-    ImageSet,
-    LabelledPictures,
-    join_sides,
-    list_pictures_by_class,
-    load_pictures,
-    make_picture_layout,
-    open_picture,
-)
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 TENSORS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
@@ -291,9 +282,9 @@ def root(tmp_path: Path) -> Path:
     return make_folders(tmp_path / "data")
 
 
-def find(root: Path, size: int = 6) -> ImageSet:
-    files, read = make_picture_layout(list_pictures_by_class(root))
-    return ImageSet(cache_name="load_some", root=root, files=files, read_pictures=read, image_side=size)
+def find(root: Path, size: int = 6) -> pictures.ImageSet:
+    files, read = pictures.make_picture_layout(pictures.list_pictures_by_class(root))
+    return pictures.ImageSet(cache_name="load_some", root=root, files=files, read_pictures=read, image_side=size)
 
 
 def test_pixels_equal_pillows(tmp_path: Path) -> None:
@@ -301,7 +292,7 @@ def test_pixels_equal_pillows(tmp_path: Path) -> None:
     for name, shape in (("a", (30, 40, 3)), ("b", (90, 70, 3))):
         (tmp_path / name).mkdir(parents=True)
         Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(tmp_path / name / "1.png")
-    data = load_pictures(find(tmp_path), 12)
+    data = pictures.load_pictures(find(tmp_path), 12)
     assert (data.shape, data.class_names, data.y.tolist(), data.sides) == ((3, 12, 12), ("a", "b"), [0, 1], None)
     for row, name in zip(data.x, "ab", strict=True):
         picture = Image.open(tmp_path / name / "1.png").resize((12, 12), Image.Resampling.LANCZOS)
@@ -372,17 +363,17 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(file, "PNG")
     (tmp_path / "a.png").write_bytes(file.getvalue())
     for picture in (pixels, file.getvalue(), tmp_path / "a.png"):
-        assert np.array_equal(np.asarray(open_picture(picture)), pixels)
+        assert np.array_equal(np.asarray(pictures.open_picture(picture)), pixels)
     with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got one of a file of many \("):
-        open_picture(b"nothing")
+        pictures.open_picture(b"nothing")
     with pytest.raises(ValueError, match=r"got .*absent\.png \(no such file\)"):
-        open_picture(tmp_path / "absent.png")
+        pictures.open_picture(tmp_path / "absent.png")
 
 
 def test_numeric_class_names_on_several_sides_get_the_sides_names() -> None:
-    part = LabelledPictures([b"", b""], ["0", "a"], None)
-    joined = join_sides([part, None, LabelledPictures([b""], ["0"], None)])
-    assert joined == LabelledPictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
+    part = pictures.LabelledPictures([b"", b""], ["0", "a"], None)
+    joined = pictures.join_sides([part, None, pictures.LabelledPictures([b""], ["0"], None)])
+    assert joined == pictures.LabelledPictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
 
 
 def test_errors_of_pictures(tmp_path: Path) -> None:
@@ -391,11 +382,11 @@ def test_errors_of_pictures(tmp_path: Path) -> None:
         find(tmp_path / "data")
     draw_classes(tmp_path / "data", ["ant"])
     with pytest.raises(ValueError, match=r"^`root` must have at least 2 classes; got 1"):
-        load_pictures(find(tmp_path / "data"))
+        pictures.load_pictures(find(tmp_path / "data"))
     result = find(tmp_path / "data")
     for size, error in ((0, ValueError), ("x", TypeError)):
         with pytest.raises(error, match=r"^`size` must be a whole number >= 1"):
-            load_pictures(result, size)  # type: ignore[arg-type]
+            pictures.load_pictures(result, size)  # type: ignore[arg-type]
     (tmp_path / "data" / "ant" / "ant0.png").unlink()
     with pytest.raises(ValueError, match=r"^`root` must hold its pictures; got no .*ant0\.png \(No such"):
-        load_pictures(result)
+        pictures.load_pictures(result)

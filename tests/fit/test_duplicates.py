@@ -19,14 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from protonet import solve
 from protonet.errors import InputError, InputTypeError
-from protonet.fit import training_set
-from protonet.fit.cross_validation import (
-    add_samples_to_folds,
-    cross_validate,
-    held_out_indices,
-    measure_cross_validation,
-    predict_held_out,
-)
+from protonet.fit import cross_validation, training_set
 from protonet.fit.duplicates import NEAR_DUPLICATES, group_duplicates, near_duplicate_fraction
 from protonet.fit.solver import fit_solution
 from protonet.fit.training_set import (
@@ -51,8 +44,8 @@ def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     x = torch.cat([NOISE, NOISE + apart * torch.randn(NOISE.shape, generator=torch.Generator().manual_seed(1))])
     solution = fit_solution([(x, COINS.repeat(2))], effort=PLAIN)
     assert solution.training_set.n_duplicates == 40
-    cv = cross_validate(solution)
-    accuracy = compute_metrics(predict_held_out(cv), cv.labels, cv.weights).accuracy
+    cv = cross_validation.cross_validate(solution)
+    accuracy = compute_metrics(cross_validation.predict_held_out(cv), cv.labels, cv.weights).accuracy
     assert accuracy < 0.5 + 3 * np.sqrt(0.25 / 40)
     assert float(cv.weights.sum()) == 80
 
@@ -152,7 +145,7 @@ def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
 def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_rows() -> None:
     groups = torch.arange(40) // 2
     solution = fit_solution([(NOISE, COINS)], effort=PLAIN, groups=groups)
-    cv = cross_validate(solution)
+    cv = cross_validation.cross_validate(solution)
     assert solution.merged_groups is not None
     no_groups = torch.full((40,), -1)
     for apart, new_groups, known in (
@@ -161,12 +154,12 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
         (0.5, no_groups, False),
     ):
         updated = copy.deepcopy(cv)
-        add_samples_to_folds(updated, NOISE + apart, COINS, 2, new_groups)
+        cross_validation.add_samples_to_folds(updated, NOISE + apart, COINS, 2, new_groups)
         assert updated.network.counts.sum() == 80
         for index, network in enumerate(updated.fold_models):
             judged = int((cv.fold_index == index).sum()) * known
             assert network.counts.sum() == cv.fold_models[index].counts.sum() + 40 - judged
-        assert predict_held_out(updated).shape == predict_held_out(cv).shape
+        assert cross_validation.predict_held_out(updated).shape == cross_validation.predict_held_out(cv).shape
 
 
 def test_a_redundant_column_costs_no_accuracy() -> None:
@@ -302,11 +295,11 @@ def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) 
     solution = fit_solution([(x, y)], effort=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400
     torch.testing.assert_close(solution.network.counts.float(), torch.bincount(y).float(), rtol=0, atol=1)
-    indices, cv = held_out_indices(solution.training_set), cross_validate(solution)
+    indices, cv = cross_validation.held_out_indices(solution.training_set), cross_validation.cross_validate(solution)
     assert torch.equal(indices[indices >= 0].sort().values, torch.arange(len(cv.labels)))
     held_out = (indices >= 0).nonzero().flatten()
     torch.testing.assert_close(cv.features[indices[held_out]], x[held_out])
-    metrics = measure_cross_validation(cv)
+    metrics = cross_validation.measure_cross_validation(cv)
     assert abs(int(metrics.confusion.sum()) / len(cv.labels) - 1) < 0.05
     with torch.no_grad():
         accuracy = float((solution.network(MANY).argmax(dim=1) == CLASSES).float().mean())

@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from protonet.errors import InputError, InputTypeError, MissingPackageError
-from protonet.ui.command_line import (
-    CommandParser,
-    check_known_name,
-    check_output_options,
-    check_output_path,
-    parse_finite_number,
-    parse_integer,
-    run_command,
-)
+from protonet.ui import command_line
 from protonet.ui.text import format_table
 
 
@@ -42,7 +34,7 @@ def test_exit_codes(error: BaseException | None, code: int, line: str, capsys: p
         if error is not None:
             raise error
 
-    assert run_command("cmd", command, ["a"]) == code
+    assert command_line.run_command("cmd", command, ["a"]) == code
     assert capsys.readouterr().err == line
 
 
@@ -54,7 +46,7 @@ def test_ctrl_c_that_becomes_another_error_is_no_bug(capsys: pytest.CaptureFixtu
             raise RecursionError from None  # as a package that is interrupted while it is imported
 
     handler = signal.getsignal(signal.SIGINT)
-    assert run_command("cmd", command) == 130
+    assert command_line.run_command("cmd", command) == 130
     assert capsys.readouterr().err == "cmd: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -70,7 +62,7 @@ def test_a_bug_gives_one_line_with_the_path_of_the_traceback(
         raise error
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert run_command("cmd", command, ["a"]) == 1
+    assert command_line.run_command("cmd", command, ["a"]) == 1
     captured = capsys.readouterr()
     (path,) = tmp_path.iterdir()
     assert captured.out == ""
@@ -83,14 +75,14 @@ def test_a_bug_gives_one_line_with_the_path_of_the_traceback(
     assert "raise error" in text
     assert str(error) in text
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))  # no file can be written: the traceback is printed
-    assert run_command("cmd", command) == 1
+    assert command_line.run_command("cmd", command) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"{bug}this:\n")
     assert err.rstrip().endswith(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def test_parser_errors() -> None:
-    parser = CommandParser("cmd", "Do it.")
+    parser = command_line.CommandParser("cmd", "Do it.")
     parser.add_argument("--long-name")
     assert parser.parse_args(["--long-name", "x"]).long_name == "x"
     parser.add_argument("table")
@@ -107,8 +99,8 @@ def test_parser_errors() -> None:
 
 def test_parsers_accept_finite_values_in_range() -> None:
     cases: list[tuple[Callable[..., float], str, str, list[str]]] = [
-        (parse_integer, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
-        (parse_finite_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
+        (command_line.parse_integer, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
+        (command_line.parse_finite_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
     ]
     for parse, good, must, bad in cases:
         assert parse("--n", good, low=0) == float(good), parse
@@ -118,7 +110,7 @@ def test_parsers_accept_finite_values_in_range() -> None:
 
 
 def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = CommandParser("cmd", "Do it.", ["python -m cmd x"])
+    parser = command_line.CommandParser("cmd", "Do it.", ["python -m cmd x"])
     parser.add_argument("rows")
     parser.add_argument("--plain", help="for all")
     parser.add_expert_group("other matters").add_argument("--rare", help="for few")
@@ -135,33 +127,36 @@ def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_writable_paths(tmp_path: Path) -> None:
     old, new, folder = tmp_path / "old", tmp_path / "folder" / "new", tmp_path / "a" / "b"
     old.write_text("kept")
-    assert check_output_path("--out", str(old)) == old
+    assert command_line.check_output_path("--out", str(old)) == old
     assert old.read_text() == "kept"
-    assert check_output_path("--out", new) == new
+    assert command_line.check_output_path("--out", new) == new
     assert not new.exists()
-    assert check_output_path("--out", str(folder), folder=True) == folder
+    assert command_line.check_output_path("--out", str(folder), folder=True) == folder
     assert list(folder.iterdir()) == []
     for kind, bad in (("file", tmp_path), ("file", old / "below"), ("folder", old)):
         with pytest.raises(InputError, match=rf"^`--out` must be a {kind} that can be written; got /"):
-            check_output_path("--out", bad, folder=kind == "folder")
+            command_line.check_output_path("--out", bad, folder=kind == "folder")
 
 
 def test_check_name() -> None:
     known = ("pt-map", "protonet", "tim")
-    assert check_known_name("--method", "tim", known) == "tim"
+    assert command_line.check_known_name("--method", "tim", known) == "tim"
     with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
-        check_known_name("--method", "PT_MAP", known)
+        command_line.check_known_name("--method", "PT_MAP", known)
     for other in ("12", "nosuch", "mytip"):  # no known name, or none that is similar
         with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
-            check_known_name("--method", other, known)
+            command_line.check_known_name("--method", other, known)
 
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
-    assert check_output_options(options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
+    assert command_line.check_output_options(options, ("json", "csv", "plot")) == {
+        "json": tmp_path / "a",
+        "csv": tmp_path / "b",
+    }
     options.csv = str(tmp_path / "x" / ".." / "a")
     with pytest.raises(InputError, match=r"^`--csv` must be another file than --json"):
-        check_output_options(options, ("json", "csv", "plot"))
+        command_line.check_output_options(options, ("json", "csv", "plot"))
 
 
 def test_table() -> None:

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import (
-    RecurrentStates,
-    WorkloadTask,
-    make_mlp,
-    make_row_task,
-    make_seed_zero_generator,
-    make_workload_builder,
-    standardise,
-)
+from analysis.optimizer_bench import workload
 
 N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2  #: Joints, and largest angle of each in both directions.
 #: Fraction of readings that are outliers, and their standard deviation relative to that of other readings.
@@ -43,16 +35,16 @@ INITIAL_STATE_STD = 1.5  #: Standard deviation of the initial angles and velocit
 OBSERVATION_INTERVAL, N_OBSERVATIONS, N_SUBSTEPS = 0.6, 2, 20
 
 
-@make_workload_builder
-def regression_with_outliers() -> WorkloadTask:
+@workload.make_workload_builder
+def regression_with_outliers() -> workload.WorkloadTask:
     """Learn the kinematics of a planar arm by squared error from readings with a few gross outliers.
 
     The arm's links have length 1; a reading is the position of the hand. Validation readings have no outliers.
     """
-    generator = make_seed_zero_generator()
+    generator = workload.make_seed_zero_generator()
     x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1  # angles over MAX_JOINT_ANGLE
     headings = (MAX_JOINT_ANGLE * x).cumsum(1)  # (n, joints)
-    hands = standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
+    hands = workload.standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
     spoilt = torch.rand(N_READINGS, 1, generator=generator) < OUTLIER_FRACTION
     readings = torch.where(spoilt, OUTLIER_STD * torch.randn(hands.shape, generator=generator), hands)
     validation, train = torch.arange(N_READINGS).tensor_split([512])
@@ -60,8 +52,8 @@ def regression_with_outliers() -> WorkloadTask:
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), (readings if model.training else hands)[rows])
 
-    make_model = functools.partial(make_mlp, N_JOINTS, 64, 64, 2, activation=nn.Tanh)
-    return make_row_task(make_model, loss, (train, validation), 16)
+    make_model = functools.partial(workload.make_mlp, N_JOINTS, 64, 64, 2, activation=nn.Tanh)
+    return workload.make_row_task(make_model, loss, (train, validation), 16)
 
 
 def simulate_chaotic_series(series: int, samples: int) -> Tensor:
@@ -79,28 +71,28 @@ def simulate_chaotic_series(series: int, samples: int) -> Tensor:
     return torch.from_numpy(x[delay::sample].T.copy())
 
 
-@make_workload_builder
-def chaotic_series_forecasting() -> WorkloadTask:
+@workload.make_workload_builder
+def chaotic_series_forecasting() -> workload.WorkloadTask:
     """Forecast noisy chaotic time series by a causal tanh network.
 
     The loss is the unexplained fraction of the variance, from sample ``N_WARMUP_SAMPLES`` on.
     """
     x = simulate_chaotic_series(N_SERIES, N_DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, N_DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + SERIES_NOISE_STD * torch.randn(x.shape, generator=make_seed_zero_generator())
+    seen = x + SERIES_NOISE_STD * torch.randn(x.shape, generator=workload.make_seed_zero_generator())
     pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
     windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = (part.flatten(0, 1) for part in windows.tensor_split([4]))
 
     def make_model() -> nn.Module:
-        states = RecurrentStates(nn.RNN(1, 48, batch_first=True))
+        states = workload.RecurrentStates(nn.RNN(1, 48, batch_first=True))
         return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(48, 1), nn.Flatten())
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         seen, later = windows.unbind(1)
         return F.mse_loss(model(seen)[:, N_WARMUP_SAMPLES:], later[:, N_WARMUP_SAMPLES:])
 
-    return make_row_task(make_model, loss, (train, validation), 16)
+    return workload.make_row_task(make_model, loss, (train, validation), 16)
 
 
 def compute_derivatives(model: nn.Module, points: Tensor) -> Tensor:
@@ -137,8 +129,8 @@ def exact_temperatures(points: Tensor) -> Tensor:
     return torch.stack(waves).sum(0)
 
 
-@make_workload_builder
-def heat_equation() -> WorkloadTask:
+@workload.make_workload_builder
+def heat_equation() -> workload.WorkloadTask:
     """Solve the heat equation u_t = diffusivity * u_xx by a network; the seed determines the collocation points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
@@ -165,7 +157,9 @@ def heat_equation() -> WorkloadTask:
         return F.mse_loss(residual, torch.zeros_like(residual)) + BOUNDARY_LOSS_WEIGHT * at_edges
 
     grid = torch.cartesian_prod(torch.linspace(0, 1, 25), torch.linspace(0, 1, 50))
-    return WorkloadTask(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
+    return workload.WorkloadTask(
+        functools.partial(workload.make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid
+    )
 
 
 VectorField = Callable[[Tensor], Tensor]  #: Maps states (n, d) to their time derivatives (n, d).
@@ -184,8 +178,8 @@ def integrate_runge_kutta(derivative: VectorField, states: Tensor, interval: flo
     return torch.stack(path, dim=1)
 
 
-@make_workload_builder
-def coupled_pendulums() -> WorkloadTask:
+@workload.make_workload_builder
+def coupled_pendulums() -> workload.WorkloadTask:
     """Learn the dynamics of two pendulums that are coupled by a spring, from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
@@ -195,7 +189,7 @@ def coupled_pendulums() -> WorkloadTask:
         angles, rates = states.chunk(2, dim=1)  # each (n, 2)
         return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
 
-    first = INITIAL_STATE_STD * torch.randn(4000, 4, generator=make_seed_zero_generator(), dtype=torch.float64)
+    first = INITIAL_STATE_STD * torch.randn(4000, 4, generator=workload.make_seed_zero_generator(), dtype=torch.float64)
     substeps = N_SUBSTEPS
     path = integrate_runge_kutta(time_derivative, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
     states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)
@@ -204,5 +198,5 @@ def coupled_pendulums() -> WorkloadTask:
     def loss(model: nn.Module, paths: Tensor) -> Tensor:
         return F.mse_loss(integrate_runge_kutta(model, paths[:, 0], OBSERVATION_INTERVAL, N_OBSERVATIONS), paths[:, 1:])
 
-    make_model = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
-    return make_row_task(make_model, loss, (train, validation), 64)
+    make_model = functools.partial(workload.make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
+    return workload.make_row_task(make_model, loss, (train, validation), 64)

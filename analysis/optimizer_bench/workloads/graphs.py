@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import (
-    WORD_PATTERN,
-    WorkloadTask,
-    make_seed_zero_generator,
-    make_workload_builder,
-    shuffled_batches,
-)
+from analysis.optimizer_bench import workload
 
 DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.
@@ -69,7 +63,7 @@ def load_function_graph() -> FunctionGraph:
         _, *pieces = DEFINITION_PATTERN.split(path.read_text(encoding="utf-8", errors="replace"))
         if len(pieces) // 2 >= MIN_FUNCTIONS_PER_MODULE:
             names += pieces[::2]
-            bodies += [set(WORD_PATTERN.findall(body)) for body in pieces[1::2]]
+            bodies += [set(workload.WORD_PATTERN.findall(body)) for body in pieces[1::2]]
             labels += [module] * (len(pieces) // 2)
             module += 1
     nodes_of = defaultdict(set)
@@ -139,13 +133,13 @@ def make_module_task(
     *,
     batch_size: int,
     n_validation: int,
-) -> WorkloadTask:
+) -> workload.WorkloadTask:
     """Make the task of classifying functions by module, from their words and from sampled neighbours.
 
     ``make_model`` maps the number of classes to two layers on nodes and their neighbours; ``between`` is applied to the
     output of the first layer, and ``finish`` maps the output of the second layer to logits.
     """
-    graph, generator = load_function_graph(), make_seed_zero_generator()
+    graph, generator = load_function_graph(), workload.make_seed_zero_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([n_validation])
 
     def sample_neighbourhood(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,12 +152,12 @@ def make_module_task(
         return F.cross_entropy(logits, graph.y[batch[0]])
 
     model = functools.partial(make_model, int(graph.y.max()) + 1)
-    stream = shuffled_batches(train, batch_size, sample_neighbourhood)
-    return WorkloadTask(model, loss, stream, sample_neighbourhood(validation, generator))
+    stream = workload.shuffled_batches(train, batch_size, sample_neighbourhood)
+    return workload.WorkloadTask(model, loss, stream, sample_neighbourhood(validation, generator))
 
 
-@make_workload_builder
-def graph_sage() -> WorkloadTask:
+@workload.make_workload_builder
+def graph_sage() -> workload.WorkloadTask:
     """Classify functions by module with GraphSAGE; the seed determines the sampled neighbours, too."""
 
     def make_model(num_classes: int) -> nn.Module:
@@ -172,8 +166,8 @@ def graph_sage() -> WorkloadTask:
     return make_module_task(make_model, torch.relu, lambda logits: logits, batch_size=48, n_validation=300)
 
 
-@make_workload_builder
-def graph_attention_network() -> WorkloadTask:
+@workload.make_workload_builder
+def graph_attention_network() -> workload.WorkloadTask:
     """Classify functions by module with graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make_model(num_classes: int) -> nn.Module:
@@ -185,8 +179,8 @@ def graph_attention_network() -> WorkloadTask:
     return make_module_task(make_model, between, lambda logits: logits.mean(-2), batch_size=16, n_validation=100)
 
 
-@make_workload_builder
-def graph_convolution_network() -> WorkloadTask:
+@workload.make_workload_builder
+def graph_convolution_network() -> workload.WorkloadTask:
     """Classify functions by module with a graph convolutional network and few labels; the whole graph is a batch.
 
     Two layers average linear maps of the neighbours, with dropout before each, which the seed determines. The network
@@ -203,7 +197,7 @@ def graph_convolution_network() -> WorkloadTask:
     edges = indices[ends[:, among[ends].all(0)]]  # (2, e)
     shares = edges[0].bincount(minlength=len(x)).float()[edges].prod(0).rsqrt()  # by the root of both degrees
     mixing = torch.sparse_coo_tensor(edges, shares, (len(x), len(x)), check_invariants=True).coalesce()
-    shuffled = torch.randperm(len(x), generator=make_seed_zero_generator())
+    shuffled = torch.randperm(len(x), generator=workload.make_seed_zero_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
     train, validation = shuffled[rank <= N_LABELLED_PER_MODULE], shuffled[rank > N_LABELLED_PER_MODULE]
 
@@ -225,4 +219,6 @@ def graph_convolution_network() -> WorkloadTask:
         return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
 
     held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN_WIDTH)
-    return WorkloadTask(make_model, loss, shuffled_batches(train, len(train), sample_dropout), held_out)
+    return workload.WorkloadTask(
+        make_model, loss, workload.shuffled_batches(train, len(train), sample_dropout), held_out
+    )

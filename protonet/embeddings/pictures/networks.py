@@ -21,21 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from protonet._io import JsonDict
-from protonet.embeddings.encoder import (
-    EncoderRecord,
-    PretrainedEncoder,
-    first_line,
-    hash_file,
-    hash_files,
-    stay_offline,
-)
-from protonet.embeddings.pictures.files import (
-    BACKBONE_SUFFIXES,
-    PictureNetwork,
-    load_backbone_spec,
-    run_network,
-    split_backbone_spec,
-)
+from protonet.embeddings import encoder
+from protonet.embeddings.pictures import files
 from protonet.embeddings.pictures.reading import map_pictures, require_pillow, resize_picture
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
@@ -82,7 +69,7 @@ def load_extractor(backbone: str, *, weights: str | Path | None = None, device: 
             if library == EFFICIENTNET
             else _load_backbone_extractor(backbone)
         )
-    with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with encoder.stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings of the libraries
         return EXTRACTOR_LOADERS[library](name, None if weights is None else Path(weights), torch.device(device))
 
@@ -117,11 +104,11 @@ def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     def embed(pixels: Tensor) -> Tensor:
         return embed_maps(pixels).mean(dim=(2, 3))
 
-    recorded = {"backbone": EFFICIENTNET, "weights": hash_file(path), "preprocessing": {"size": size}}
+    recorded = {"backbone": EFFICIENTNET, "weights": encoder.hash_file(path), "preprocessing": {"size": size}}
     return PictureExtractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
 
 
-def load_efficientnet_encoder(name: str, *, licence: str) -> PretrainedEncoder:
+def load_efficientnet_encoder(name: str, *, licence: str) -> encoder.PretrainedEncoder:
     """Load EfficientNet-Lite2 from the extra ``pictures`` as a pretrained encoder."""
     require_pillow()
     extractor = _load_efficientnet("", torch.device("cpu"))
@@ -129,19 +116,21 @@ def load_efficientnet_encoder(name: str, *, licence: str) -> PretrainedEncoder:
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
         return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
-    digest = hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return PretrainedEncoder(EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files)
+    digest = encoder.hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    return encoder.PretrainedEncoder(
+        encoder.EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files
+    )
 
 
 def _load_backbone_extractor(backbone: str) -> PictureExtractor:
     """Load a picture encoder from an ONNX file or a file of torch.export."""
-    path = Path(split_backbone_spec(backbone)[0])
-    if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
+    path = Path(files.split_backbone_spec(backbone)[0])
+    if path.suffix.lower() not in files.BACKBONE_SUFFIXES or not path.is_file():
         named = ", ".join([EFFICIENTNET, *(f"{library}:NAME" for library in EXTRACTOR_LOADERS)])
-        suffixes = ", ".join(BACKBONE_SUFFIXES)
+        suffixes = ", ".join(files.BACKBONE_SUFFIXES)
         constraint = f"be a file that ends in {suffixes} or .safetensors (of train), or one of {named}"
         raise_input_error("backbone", constraint, backbone, "Export the network as such a file.")
-    opened = load_backbone_spec(backbone)
+    opened = files.load_backbone_spec(backbone)
     settings = opened.preprocessing
 
     def prepare(image: Image) -> Tensor:
@@ -244,7 +233,7 @@ def _load_open_clip(text: str, file: Path | None, device: torch.device) -> Pictu
     transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
-        with stay_offline():
+        with encoder.stay_offline():
             tokenizer = _call_network_builder(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
         with torch.no_grad():
             embeddings: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
@@ -266,7 +255,7 @@ def _build_extractor(
     library: str,
     name: str,
     model: nn.Module,
-    run: PictureNetwork,
+    run: files.PictureNetwork,
     transform: Callable[[Image], Tensor],
     weights: Path,
     tag: str | None,
@@ -276,7 +265,7 @@ def _build_extractor(
     model.eval().requires_grad_(False).to(device)
     recorded = {
         "backbone": f"{library}:{name}",
-        "weights": hash_file(weights),
+        "weights": encoder.hash_file(weights),
         "tag": tag or weights.name,
         "preprocessing": " ".join(str(transform).split()),
         "version": installed_version({"open_clip": "open_clip_torch"}.get(library, library)),
@@ -284,7 +273,7 @@ def _build_extractor(
 
     def embed(x: Tensor) -> Tensor:
         with torch.no_grad():
-            return run_network(run, x.to(device), name).cpu()
+            return files.run_network(run, x.to(device), name).cpu()
 
     return PictureExtractor(transform, embed, recorded)
 
@@ -323,7 +312,7 @@ def _call_network_builder(name: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:
-        got, remedy = f"{name}: {first_line(error)}", "Pass weights of that network, or another one."
+        got, remedy = f"{name}: {encoder.first_line(error)}", "Pass weights of that network, or another one."
         raise_input_error("backbone", "be a network that can be made of its weights", got, remedy)
 
 

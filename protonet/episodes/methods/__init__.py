@@ -17,28 +17,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from protonet.episodes.methods import clustering, linear
 from protonet.episodes.methods.adaptive import adaptive, solver
 from protonet.episodes.methods.calibration import distribution_calibration
-from protonet.episodes.methods.clustering import (
-    bd_cspn,
-    laplacian_shot,
-    laplacian_shot_dirichlet,
-    oslo,
-    paddle,
-    semi_kmeans,
-    semi_kmeans_cluster,
-    semi_kmeans_masked,
-    soft_kmeans,
-)
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
-from protonet.episodes.methods.linear import (
-    baseline_pp,
-    linear_finetune,
-    linear_probe,
-    logistic_regression,
-    mahalanobis,
-    ridge_regression,
-)
 from protonet.episodes.methods.maps import cross_transformers, deepbdc, deepemd, feature_map_reconstruction
 from protonet.episodes.methods.prototypes import (
     clip_zero_shot,
@@ -94,15 +76,15 @@ METHODS = {
     "simpleshot-l2n": MethodSpec(simpleshot_l2n, needs_only_means=True),
     "matching-networks": MethodSpec(matching_networks),
     "knn": MethodSpec(nearest_neighbours),
-    "ridge": MethodSpec(ridge_regression),
-    "logistic": MethodSpec(logistic_regression),
-    "linear-probe": MethodSpec(linear_probe),
+    "ridge": MethodSpec(linear.ridge_regression),
+    "logistic": MethodSpec(linear.logistic_regression),
+    "linear-probe": MethodSpec(linear.linear_probe),
     "linear-svm": MethodSpec(linear_svm),
     "metaopt-svm": MethodSpec(metaopt_svm),
-    "mahalanobis": MethodSpec(mahalanobis),
+    "mahalanobis": MethodSpec(linear.mahalanobis),
     "distribution-calibration": MethodSpec(distribution_calibration, needs=("base",), uses_base=True, is_slow=True),
-    "linear-finetune": MethodSpec(linear_finetune),
-    "baseline++": MethodSpec(baseline_pp),
+    "linear-finetune": MethodSpec(linear.linear_finetune),
+    "baseline++": MethodSpec(linear.baseline_pp),
     "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), needs_only_means=True),
     "tip-adapter": MethodSpec(tip_adapter, needs=("texts",)),
     "feat": MethodSpec(feat, needs=("encoder",), objective="feat"),
@@ -113,15 +95,17 @@ METHODS = {
     "deepbdc": MethodSpec(deepbdc, needs=("maps",), is_slow=True),
     "deepemd": MethodSpec(deepemd, needs=("maps",), is_slow=True),
     "finetune": MethodSpec(finetune, needs=("encoder",), adapts_encoder=True, is_slow=True),
-    "semi-kmeans": MethodSpec(semi_kmeans, needs=("unlabelled",)),
-    "semi-kmeans-cluster": MethodSpec(semi_kmeans_cluster, needs=("unlabelled",)),
-    "semi-kmeans-masked": MethodSpec(semi_kmeans_masked, needs=("unlabelled",)),
+    "semi-kmeans": MethodSpec(clustering.semi_kmeans, needs=("unlabelled",)),
+    "semi-kmeans-cluster": MethodSpec(clustering.semi_kmeans_cluster, needs=("unlabelled",)),
+    "semi-kmeans-masked": MethodSpec(clustering.semi_kmeans_masked, needs=("unlabelled",)),
     "adaptive": MethodSpec(adaptive),
     "solver": MethodSpec(solver, is_slow=True),
-    "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, needs_only_means=True),
-    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, centred=True),
-    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, centred=True),
-    "laplacian-shot-dirichlet": MethodSpec(laplacian_shot_dirichlet, transductive=True, uses_base=True, centred=True),
+    "soft-kmeans": MethodSpec(clustering.soft_kmeans, transductive=True, needs_only_means=True),
+    "bd-cspn": MethodSpec(clustering.bd_cspn, transductive=True, uses_base=True, centred=True),
+    "laplacian-shot": MethodSpec(clustering.laplacian_shot, transductive=True, uses_base=True, centred=True),
+    "laplacian-shot-dirichlet": MethodSpec(
+        clustering.laplacian_shot_dirichlet, transductive=True, uses_base=True, centred=True
+    ),
     "tim": MethodSpec(tim, transductive=True),
     "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),
     "tim-adm": MethodSpec(tim_adm, transductive=True),
@@ -130,7 +114,7 @@ METHODS = {
     "ilpc": MethodSpec(ilpc, transductive=True),
     "proto-lp": MethodSpec(proto_lp, transductive=True),
     "alpha-am": MethodSpec(alpha_am, transductive=True, is_slow=True),
-    "paddle": MethodSpec(paddle, transductive=True),
-    "oslo": MethodSpec(oslo, transductive=True),
+    "paddle": MethodSpec(clustering.paddle, transductive=True),
+    "oslo": MethodSpec(clustering.oslo, transductive=True),
     "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),
 }

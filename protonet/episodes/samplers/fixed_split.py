@@ -17,13 +17,7 @@ from protonet._text import plural, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_CLASSES_OR_ROWS
-from protonet.episodes.samplers.sampler import (
-    EMPTY_SLOT,
-    RandomStream,
-    SampledEpisodes,
-    Sampler,
-    sample_uniform_by_episode,
-)
+from protonet.episodes.samplers import sampler
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
@@ -74,7 +68,7 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class FixedSplit(Sampler):
+class FixedSplit(sampler.Sampler):
     """The sampler for a fixed test split: K training rows of each class are the support, all test rows the queries.
 
     Source: Zhou et al., "Learning to prompt for vision-language models" (2022), sec. 4.1: 1, 2, 4, 8 and 16 shots, the
@@ -156,22 +150,22 @@ class FixedSplit(Sampler):
                 raise_input_error("classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
         shape = (n_episodes, len(train), self.n_shot)
         offsets = draw_without_replacement(
-            sample_uniform_by_episode(seed, RandomStream.ROW, first, shape), train.expand(shape[:2])
+            sampler.sample_uniform_by_episode(seed, sampler.RandomStream.ROW, first, shape), train.expand(shape[:2])
         )
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
         test = index.class_counts - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
         rows = index.row_indices[((index.class_starts + train)[:, None] + slots).where(is_test, 0)].where(
-            is_test, EMPTY_SLOT
+            is_test, sampler.EMPTY_SLOT
         )
-        return SampledEpisodes(
-            index.row_indices[index.class_starts[:, None] + offsets].where(drawn, EMPTY_SLOT),
+        return sampler.SampledEpisodes(
+            index.row_indices[index.class_starts[:, None] + offsets].where(drawn, sampler.EMPTY_SLOT),
             rows.expand(n_episodes, -1, -1),
             torch.empty(n_episodes, 0, 0, dtype=torch.int64),
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),

@@ -26,17 +26,9 @@ from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_group
 from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
+from protonet.episodes.networks import checkpoints
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_batch_norm_statistics
-from protonet.episodes.networks.checkpoints import (
-    BEST_WEIGHTS_PREFIX,
-    HEAD_WEIGHTS_PREFIX,
-    load_trained_encoder,
-    read_checkpoint,
-    select_by_prefix,
-    split_encoder_and_head,
-    write_checkpoint,
-)
 from protonet.episodes.training.objectives import META_TRAINING, MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
@@ -101,7 +93,7 @@ def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None =
 def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
     """Return the averaged weights of the encoder and of the head by name; names of the head have a prefix."""
     return run.averaged_encoder.state_dict() | {
-        HEAD_WEIGHTS_PREFIX + name: tensor for name, tensor in run.averaged_head.state_dict().items()
+        checkpoints.HEAD_WEIGHTS_PREFIX + name: tensor for name, tensor in run.averaged_head.state_dict().items()
     }
 
 
@@ -140,7 +132,7 @@ def serialize_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object
     states = {
         LEARNER_PREFIX: run.learner.state_dict(),
         AVERAGED_PREFIX: _list_averaged_weights(run),
-        BEST_WEIGHTS_PREFIX: run.best_weights,
+        checkpoints.BEST_WEIGHTS_PREFIX: run.best_weights,
     }
     states |= {f"{OPTIMIZER_PREFIX}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
@@ -149,13 +141,13 @@ def serialize_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object
 
 def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
     """Restore a run with the same plan in place, from the tensors and metadata that `serialize_run` returned."""
-    run.learner.load_state_dict(select_by_prefix(tensors, LEARNER_PREFIX))
-    encoder, head = split_encoder_and_head(select_by_prefix(tensors, AVERAGED_PREFIX))
+    run.learner.load_state_dict(checkpoints.select_by_prefix(tensors, LEARNER_PREFIX))
+    encoder, head = checkpoints.split_encoder_and_head(checkpoints.select_by_prefix(tensors, AVERAGED_PREFIX))
     run.averaged_encoder.load_state_dict(encoder)
     run.averaged_head.load_state_dict(head)
-    run.best_weights = select_by_prefix(tensors, BEST_WEIGHTS_PREFIX)
+    run.best_weights = checkpoints.select_by_prefix(tensors, checkpoints.BEST_WEIGHTS_PREFIX)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in select_by_prefix(tensors, OPTIMIZER_PREFIX).items():
+    for name, tensor in checkpoints.select_by_prefix(tensors, OPTIMIZER_PREFIX).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
@@ -192,7 +184,7 @@ def train(
 
         def save() -> None:
             if checkpoint is not None:
-                write_checkpoint(checkpoint, *serialize_run(run))
+                checkpoints.write_checkpoint(checkpoint, *serialize_run(run))
 
         if run.step == 0:
             validate()
@@ -278,9 +270,9 @@ def run_train(options: argparse.Namespace) -> None:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
-        stored = read_checkpoint("output", options.output) if begun else None
+        stored = checkpoints.read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
-            read_checkpoint("start", plan.start)  # raises before the work if the file is missing
+            checkpoints.read_checkpoint("start", plan.start)  # raises before the work if the file is missing
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
         base, validation = (select_split_side("dataset", data, side) for side in ("base", "validation"))
         dim, n_classes = data.x.shape[1], len(base.class_names)
@@ -329,7 +321,7 @@ def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
     """Load the encoder whose weights a plan starts from, and check backbone and split; None for random weights."""
     if plan.start is None:
         return None
-    before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
+    before = TrainingPlan(**checkpoints.read_checkpoint("start", plan.start)[1]["plan"])
     if is_same_source(before.dataset, plan.dataset) and before.split_seed != plan.split_seed:
         constraint = f"be that of `start`, {before.split_seed}, which learned its base classes"
         raise_input_error("split_seed", constraint, plan.split_seed, "Pass the same, or begin without `start`.")
@@ -337,7 +329,7 @@ def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
         constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
         got, remedy = f"{before.backbone} and {before.dim}", "Pass another file or `backbone`."
         raise_input_error("start", constraint, got, remedy)
-    return load_trained_encoder(plan.start).encoder
+    return checkpoints.load_trained_encoder(plan.start).encoder
 
 
 def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> None:

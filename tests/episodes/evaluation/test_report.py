@@ -18,16 +18,9 @@ from scipy.stats import ttest_rel
 
 from protonet._io import write_json
 from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation import report
 from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate
 from protonet.episodes.evaluation.page import compute_class_accuracies
-from protonet.episodes.evaluation.report import (
-    format_latex_table,
-    format_report,
-    format_summary_tables,
-    summarize,
-    write_accuracy_figure,
-    write_tables,
-)
 from protonet.episodes.evaluation.several import rank_methods
 from protonet.episodes.methods import METHODS
 from protonet.episodes.samplers.config import EpisodeConfig
@@ -55,7 +48,7 @@ def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, EpisodeScor
 
 def test_the_summary_agrees_with_the_scores() -> None:
     scores = score(OPEN)
-    summary = summarize(scores, OPEN.shot, {"n_open_classes": 1})
+    summary = report.summarize(scores, OPEN.shot, {"n_open_classes": 1})
     assert summary.n_episodes == 40
     assert summary.settings == {"n_open_classes": 1}
     ridge = summary.methods["ridge"]
@@ -67,8 +60,8 @@ def test_the_summary_agrees_with_the_scores() -> None:
 
 
 def test_the_table_shows_the_summary() -> None:
-    summary = summarize(score(PLAIN), (1, 1), {}, classes_of(PLAIN))
-    lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
+    summary = report.summarize(score(PLAIN), (1, 1), {}, classes_of(PLAIN))
+    lines, note = (part.splitlines() for part in report.format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
     assert [line.split("|")[1].strip() for line in lines[2:]] == summary.methods_by_accuracy
     best = lines[2].split("|")
@@ -89,18 +82,20 @@ def test_the_table_shows_the_summary() -> None:
 
 
 def test_intervals_over_episodes_alone_and_p_values_that_underflow() -> None:
-    summary = summarize(score(PLAIN), (1, 1), {})
-    assert "apply to new episodes of these classes: those for new classes need" in format_report(summary)
+    summary = report.summarize(score(PLAIN), (1, 1), {})
+    assert "apply to new episodes of these classes: those for new classes need" in report.format_report(summary)
     summary = replace(summary, comparisons=[replace(pair, p_holm_episodes=0.0) for pair in summary.comparisons])
-    assert format_report(summary).count("<1e-300") == 2
+    assert report.format_report(summary).count("<1e-300") == 2
 
 
 def test_written_files_hold_the_summary(tmp_path: Path) -> None:
-    summary = summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
+    summary = report.summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
     write_json(tmp_path / "a.json", summary.to_dict())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.to_dict()
-    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, format_summary_tables(summary))
-    assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
+    report.write_tables(
+        {"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, report.format_summary_tables(summary)
+    )
+    assert report.format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
     assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
 
 
@@ -109,8 +104,8 @@ def test_the_plot_is_not_blank(tmp_path: Path, n_methods: int) -> None:
     from matplotlib.image import imread
 
     config = OPEN if n_methods > 1 else PLAIN
-    summary = summarize(dict(list(score(config).items())[:n_methods]), config.shot, {})
-    write_accuracy_figure(tmp_path / "a.png", {"": summary, "again": summary})
+    summary = report.summarize(dict(list(score(config).items())[:n_methods]), config.shot, {})
+    report.write_accuracy_figure(tmp_path / "a.png", {"": summary, "again": summary})
     pixels = imread(tmp_path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
     assert pixels.shape[1] == 2 * 504
@@ -131,7 +126,7 @@ def test_latex_escapes_text_and_sets_numbers_in_math_mode() -> None:
   \bottomrule
 \end{tabular}
 """
-    assert format_latex_table(["a_b", "50 %"], cells) == expected
+    assert report.format_latex_table(["a_b", "50 %"], cells) == expected
 
 
 def rank_slowly(accuracies: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -165,8 +160,8 @@ def test_ranks_equal_a_slow_loop(seed: int) -> None:
 
 
 def test_table_by_shot_and_of_open_classes() -> None:
-    summary = summarize(score(OPEN, 150), OPEN.shot, {"n_open_classes": 1}, classes_of(OPEN, 150))
-    first, second, _ = format_report(summary).split("\n\n")
+    summary = report.summarize(score(OPEN, 150), OPEN.shot, {"n_open_classes": 1}, classes_of(OPEN, 150))
+    first, second, _ = report.format_report(summary).split("\n\n")
     header = [cell.strip() for cell in first.splitlines()[0].split("|")]
     assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
     assert "| 1-shot" in second

@@ -18,17 +18,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from protonet.episodes.methods import calibration
+from protonet.episodes.methods import calibration, linear
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.common import one_hot
-from protonet.episodes.methods.linear import (
-    baseline_pp,
-    linear_finetune,
-    linear_probe,
-    logistic_regression,
-    mahalanobis,
-    ridge_regression,
-)
 from protonet.episodes.methods.svm import linear_svm, metaopt_svm
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.sampling import list_class_rows
@@ -46,24 +38,26 @@ def fit_logistic_slowly(support: Tensor, labels: Tensor, query: Tensor, penalty:
 @pytest.mark.parametrize("dim", [5, 40])
 def test_logistic_regressions_equal_scikit_learns(dim: int) -> None:
     episodes, _ = make_episodes(dim=dim)
-    ours = linear_probe(episodes).softmax(dim=2)
+    ours = linear.linear_probe(episodes).softmax(dim=2)
     assert agree(ours, episodes, partial(fit_logistic_slowly, penalty=0.316), atol=1e-5)
     rows = replace(episodes, support=F.normalize(episodes.support, dim=2), query=F.normalize(episodes.query, dim=2))
     for penalty in (1.0, 30.0):
-        ours = logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
+        ours = linear.logistic_regression(episodes, inverse_penalty=penalty).softmax(dim=2)
         assert agree(ours, rows, partial(fit_logistic_slowly, penalty=penalty), atol=1e-5)
 
 
 def test_single_precision_and_rows_without_direction() -> None:
     episodes, _ = make_episodes(n_episodes=8, dim=300)
     single = replace(episodes, support=episodes.support.float(), query=episodes.query.float())
-    torch.testing.assert_close(logistic_regression(single).double(), logistic_regression(episodes), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        linear.logistic_regression(single).double(), linear.logistic_regression(episodes), atol=1e-3, rtol=0
+    )
     for dtype in (torch.float32, torch.float64):
         episodes, _ = make_episodes(dtype=dtype, shots=(2, 2, 2, 2), dim=40)
         support = episodes.support.clone()
         support[0] = 0
         support[1, 1:] = support[1, :1]
-        logits = logistic_regression(replace(episodes, support=support))
+        logits = linear.logistic_regression(replace(episodes, support=support))
         assert torch.allclose(logits[:2].softmax(dim=2), torch.tensor(0.25, dtype=dtype), atol=1e-4)
 
 
@@ -76,7 +70,7 @@ def test_ridge_regression_equals_scikit_learns() -> None:
         return 7 * oracle.predict(biased(query).numpy()) - 2
 
     episodes, _ = make_episodes()
-    assert agree(ridge_regression(episodes, penalty=0.3, scale=7.0, shift=-2.0), episodes, fit)
+    assert agree(linear.ridge_regression(episodes, penalty=0.3, scale=7.0, shift=-2.0), episodes, fit)
 
 
 @pytest.mark.parametrize(("dim", "inverse_penalty"), [(5, 100.0), (40, 0.01)])
@@ -123,7 +117,7 @@ def test_a_linear_layer_is_trained_as_by_torch(dampening: float, zero: bool) -> 
         return train([*layer.parameters()], layer, rows, generator, lr=0.05, **changed)  # type: ignore[arg-type]
 
     episodes, _ = make_episodes(dim=30)
-    ours = linear_finetune(episodes, learning_rate=0.05, seed=5, zero=zero, **changed)
+    ours = linear.linear_finetune(episodes, learning_rate=0.05, seed=5, zero=zero, **changed)
     assert agree(ours, episodes, slow, rtol=1e-7, atol=1e-7)
 
 
@@ -141,9 +135,9 @@ def test_directions_and_lengths_are_trained_as_by_torch(dim: int) -> None:
         return train([v, g], classify, rows, generator, n_epochs=20, batch_size=4, **settings)  # type: ignore[arg-type]
 
     episodes, _ = make_episodes(dim=dim)
-    ours = baseline_pp(episodes, n_epochs=20, seed=3)
+    ours = linear.baseline_pp(episodes, n_epochs=20, seed=3)
     assert agree(ours, episodes, slow)
-    assert not torch.allclose(ours, baseline_pp(episodes, n_epochs=20, seed=4), atol=1e-2)
+    assert not torch.allclose(ours, linear.baseline_pp(episodes, n_epochs=20, seed=4), atol=1e-2)
 
 
 def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> Array:
@@ -194,7 +188,7 @@ def test_mahalanobis_equals_a_slow_loop(dim: int) -> None:
         return logits.log_softmax(dim=1)
 
     episodes, _ = make_episodes(dim=dim)
-    assert agree(mahalanobis(episodes, ridge=0.4).log_softmax(dim=2), episodes, slow, rtol=1e-7, atol=1e-7)
+    assert agree(linear.mahalanobis(episodes, ridge=0.4).log_softmax(dim=2), episodes, slow, rtol=1e-7, atol=1e-7)
 
 
 def base_classes(base: BaseClasses) -> list[torch.Tensor]:

@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.episodes.methods.clustering import (
-    oslo,
-    paddle,
-    semi_kmeans,
-    semi_kmeans_cluster,
-    semi_kmeans_masked,
-    soft_kmeans,
-)
+from protonet.episodes.methods import clustering
 from protonet.episodes.methods.common import squared_distances
 from protonet.episodes.methods.prototypes import (
     VOTE_OFFSET,
@@ -141,19 +134,19 @@ def refine(
 @pytest.mark.parametrize(
     ("method", "kind", "settings"),
     [
-        (semi_kmeans, "plain", {}),
-        (semi_kmeans, "plain", {"steps": 3, "temperature": 4.0}),
-        (semi_kmeans_cluster, "cluster", {"radius": 2.0, "temperature": 3.0}),
-        (semi_kmeans_cluster, "cluster", {"radius": 0.7, "centred": True, "steps": 2, "temperature": 5.0}),
-        (semi_kmeans_masked, "masked", {"threshold": 0.8, "slope": 4.0, "steps": 2, "temperature": 2.0}),
-        (soft_kmeans, "plain", {"steps": 2}),
+        (clustering.semi_kmeans, "plain", {}),
+        (clustering.semi_kmeans, "plain", {"steps": 3, "temperature": 4.0}),
+        (clustering.semi_kmeans_cluster, "cluster", {"radius": 2.0, "temperature": 3.0}),
+        (clustering.semi_kmeans_cluster, "cluster", {"radius": 0.7, "centred": True, "steps": 2, "temperature": 5.0}),
+        (clustering.semi_kmeans_masked, "masked", {"threshold": 0.8, "slope": 4.0, "steps": 2, "temperature": 2.0}),
+        (clustering.soft_kmeans, "plain", {"steps": 2}),
     ],
 )
 def test_k_means_are_refined_row_by_row(method: Method, kind: str, settings: dict[str, Any]) -> None:
     episodes, _ = make_episodes(noise=1.5)
-    rows = episodes.query if method is soft_kmeans else episodes.unlabelled
+    rows = episodes.query if method is clustering.soft_kmeans else episodes.unlabelled
     assert rows is not None
-    tolerance = 1e-5 if method is soft_kmeans else 1e-8
+    tolerance = 1e-5 if method is clustering.soft_kmeans else 1e-8
     expected = refine(kind, episodes, rows, **settings)
     assert torch.allclose(method(episodes, **settings), expected, rtol=tolerance, atol=tolerance)
     assert torch.allclose(method(episodes, steps=0), protonet(episodes))
@@ -182,7 +175,7 @@ def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, step
 def test_paddle_equals_a_slow_loop() -> None:
     for weight, steps in [(None, 1), (None, 7), (3.0, 5)]:
         episodes, _ = make_episodes(noise=1.5)
-        ours = paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
+        ours = clustering.paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
         assert agree(ours, episodes, partial(describe, weight=10.0 if weight is None else weight, steps=steps))
 
 
@@ -206,6 +199,6 @@ def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) ->
 def test_oslo_equals_a_slow_loop() -> None:
     for steps in [1, 2, 4]:
         episodes, _ = make_episodes(noise=1.5)
-        ours = oslo(episodes, steps=steps)
+        ours = clustering.oslo(episodes, steps=steps)
         ours = torch.cat([ours.softmax(dim=2), ours.amax(dim=2, keepdim=True).sigmoid()], dim=2)
         assert agree(ours, episodes, partial(weigh_inliers, steps=steps))

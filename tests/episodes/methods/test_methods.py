@@ -21,13 +21,7 @@ from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.methods.clustering import ASSIGNMENT_TOLERANCE
 from protonet.episodes.methods.keywords import list_method_settings
 from protonet.episodes.methods.linear import linear_finetune
-from protonet.episodes.samplers.batch import (
-    BaseClasses,
-    Episodes,
-    TrainedEncoder,
-    make_row_reader,
-    summarize_base_classes,
-)
+from protonet.episodes.samplers import batch
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import InputError
 from protonet.sampling import ClassIndex, index_classes
@@ -76,7 +70,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def case(**changes: Any) -> Episodes:
+def case(**changes: Any) -> batch.Episodes:
     return make_episodes(base=make_base(dim=changes.get("dim", 12)), **changes)[0]
 
 
@@ -157,7 +151,7 @@ def test_order_of_rows_names_of_classes_and_other_queries(name: str) -> None:
 KINDS = ("constant", "zero", "twice", "poor", "single", "wide", "signed", "still")
 
 
-def make_hard(kind: str, dtype: torch.dtype) -> Episodes:
+def make_hard(kind: str, dtype: torch.dtype) -> batch.Episodes:
     """Make four episodes of hard features, of one of ``KINDS``."""
     dim, shots = 40 if kind in ("wide", "poor") else 12, (1, 1, 1, 1) if kind == "single" else None
     base = make_base(dtype=dtype, dim=dim)
@@ -175,7 +169,7 @@ def make_hard(kind: str, dtype: torch.dtype) -> Episodes:
         support[3, :2], support[3, 2:4] = query[3, :2], 0
     elif kind == "signed":
         support, query = support - 1.0, query - 1.0
-        base = base._replace(take=make_row_reader(base.take(torch.arange(57)) - 1.0))
+        base = base._replace(take=batch.make_row_reader(base.take(torch.arange(57)) - 1.0))
     elif kind == "still":  # a feature that never changes
         support[..., 0], query[..., 0] = 2.0, 2.0
     return replace(episodes, support=support, query=query, unlabelled=query, base=base)
@@ -215,7 +209,7 @@ def test_float32_is_enough(name: str) -> None:
         for dtype in (torch.float64, torch.float32):
             base = make_base(dim=40)
             x = factor * base.take(torch.arange(57)) + offset
-            base = summarize_base_classes(make_row_reader(x.to(dtype)), base.rows_by_class)
+            base = batch.summarize_base_classes(batch.make_row_reader(x.to(dtype)), base.rows_by_class)
             episodes = make_episodes(n_episodes=4, dim=40, base=base)[0]
             support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
             texts = texts_of(episodes).to(dtype)
@@ -321,7 +315,7 @@ SENT = {"linear.linear_finetune", "linear.baseline_pp", "maps.deepemd", "adaptiv
 SENT |= {"calibration._classify_by_calibration", "encoders.augment_support", "batch.gather", "batch.gather_inputs"}
 
 
-def make_case(name: str) -> Episodes:
+def make_case(name: str) -> batch.Episodes:
     """Make episodes that have everything that a method needs."""
     if name in TRAINED:
         return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
@@ -331,7 +325,7 @@ def make_case(name: str) -> Episodes:
     )[0]
 
 
-def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
+def send(episodes: batch.Episodes, to: Callable[[Tensor], Tensor]) -> batch.Episodes:
     """Copy all tensors of episodes to another device, as `gather_episodes` would make the tensors there."""
 
     def send_module(module: nn.Module) -> nn.Module:
@@ -340,12 +334,12 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
                 tensors.update({name: None if item is None else to(item.data) for name, item in tensors.items()})  # type: ignore[misc]
         return module
 
-    def send_base(base: BaseClasses) -> BaseClasses:
+    def send_base(base: batch.BaseClasses) -> batch.BaseClasses:
         index = ClassIndex(*map(to, base.rows_by_class))
         rows = to(base.take(torch.arange(len(index.row_indices))))
-        return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
+        return batch.BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
-    def send_trained(trained: TrainedEncoder) -> TrainedEncoder:
+    def send_trained(trained: batch.TrainedEncoder) -> batch.TrainedEncoder:
         return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
 
     base = episodes.base and send_base(episodes.base)

@@ -16,28 +16,13 @@ from scipy.ndimage import map_coordinates
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from protonet.episodes.networks import backbones, checkpoints
 from protonet.episodes.networks.augmentation import (
     AUGMENTATION_LIMITS,
     augment_rows,
     draw_affine_maps,
     infer_image_shape,
     warp_images,
-)
-from protonet.episodes.networks.backbones import (
-    BatchNorm,
-    DropBlock,
-    ResidualBlock,
-    embed_rows_in_batches,
-    make_backbone,
-    measure_batch_norm_statistics,
-    use_support_statistics,
-)
-from protonet.episodes.networks.checkpoints import (
-    CHECKPOINT_FORMAT,
-    CHECKPOINT_VERSION,
-    load_trained_encoder,
-    read_checkpoint,
-    write_checkpoint,
 )
 from protonet.episodes.samplers.batch import make_row_reader
 from tests.episodes.cases import make_plan
@@ -47,7 +32,7 @@ REMEDY = r"Use the mlp, or square grey or RGB images\."
 
 
 def make(name: str, dim: int, seed: int = 0) -> nn.Sequential:
-    return make_backbone(name, dim, torch.Generator().manual_seed(seed))
+    return backbones.make_backbone(name, dim, torch.Generator().manual_seed(seed))
 
 
 def rows(n: int, dim: int, seed: int = 1) -> Tensor:
@@ -84,10 +69,10 @@ def test_seeds_decide_weights_and_in_evaluation_a_row_does_not_see_the_others(na
 def test_embed_rows_in_chunks() -> None:
     encoder, x = make("mlp", 8), rows(2500, 8)
     full = encoder(x).detach()
-    embedded = embed_rows_in_batches(encoder, make_row_reader(x), torch.arange(2500))
+    embedded = backbones.embed_rows_in_batches(encoder, make_row_reader(x), torch.arange(2500))
     torch.testing.assert_close(embedded, full)
     some = torch.tensor([2400, 3, 3])
-    torch.testing.assert_close(embed_rows_in_batches(encoder, make_row_reader(x.double()), some), full[some])
+    torch.testing.assert_close(backbones.embed_rows_in_batches(encoder, make_row_reader(x.double()), some), full[some])
     assert not embedded.requires_grad
 
 
@@ -105,17 +90,17 @@ RGB, GREY = 3 * 16 * 16, 16 * 16  #: The number of features of a small RGB image
 
 
 def make_used(name: str, dim: int, dropblock: float = 0.0) -> nn.Sequential:
-    network = make_backbone(name, dim, torch.Generator().manual_seed(0), dropblock=dropblock)
+    network = backbones.make_backbone(name, dim, torch.Generator().manual_seed(0), dropblock=dropblock)
     generator = torch.Generator().manual_seed(2)
     for layer in network.modules():
-        if isinstance(layer, BatchNorm):  # as after training
+        if isinstance(layer, backbones.BatchNorm):  # as after training
             for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
                 assert tensor is not None
                 tensor.data.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
     return network
 
 
-def normalize_batch(x: Tensor, layer: BatchNorm, statistics: Tensor | None = None) -> Tensor:
+def normalize_batch(x: Tensor, layer: backbones.BatchNorm, statistics: Tensor | None = None) -> Tensor:
     mean, variance = layer.running_mean, layer.running_var
     if statistics is not None:
         mean, variance = statistics.mean(dim=(0, 2, 3)), statistics.var(dim=(0, 2, 3), correction=0)
@@ -131,7 +116,7 @@ def test_networks_have_the_published_sizes() -> None:
         ("conv4", 784, 111_936, 64),
         ("resnet12", 21_168, 12_424_320, 640),
     ]:
-        network = make_backbone(name, dim, torch.Generator().manual_seed(0)).eval()
+        network = backbones.make_backbone(name, dim, torch.Generator().manual_seed(0)).eval()
         assert sum(weight.numel() for weight in network.parameters()) == size
         with torch.no_grad():
             assert network(rows(1, dim)).shape == (1, embedding_dim)
@@ -144,7 +129,7 @@ def test_conv4_equals_a_slow_network() -> None:
         for index in range(4):
             convolution, layer = network[4 * index + 1], network[4 * index + 2]
             assert isinstance(convolution, nn.Conv2d)
-            assert isinstance(layer, BatchNorm)
+            assert isinstance(layer, backbones.BatchNorm)
             z = F.conv2d(z, convolution.weight, convolution.bias, padding=1)
             z = F.max_pool2d(normalize_batch(z, layer, z if training else None).relu(), 2)
         torch.testing.assert_close(network(x), z.flatten(1), atol=1e-4, rtol=1e-4)
@@ -152,7 +137,7 @@ def test_conv4_equals_a_slow_network() -> None:
 
 def test_a_block_of_resnet12_equals_a_slow_block() -> None:
     block, x = make_used("resnet12", GREY)[1].eval(), rows(3, GREY).reshape(3, 1, 16, 16)
-    assert isinstance(block, ResidualBlock)
+    assert isinstance(block, backbones.ResidualBlock)
     layers, shortcut = list(block.path), list(block.shortcut)
     z = x
     for index in range(3):
@@ -169,10 +154,10 @@ def test_measured_statistics_equal_torchs() -> None:
     network, batches = make_used("conv4", GREY), [rows(5, GREY, 1), rows(5, GREY, 2)]
     slow = deepcopy(network)
     for layer in slow.modules():
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, backbones.BatchNorm):
             layer.measuring = True  # keeps averages in training mode, as torch's own
     update_bn(batches, slow)
-    measure_batch_norm_statistics(network, iter(batches))
+    backbones.measure_batch_norm_statistics(network, iter(batches))
     assert not network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, slow.state_dict()[name])
@@ -180,18 +165,18 @@ def test_measured_statistics_equal_torchs() -> None:
 
 def test_statistics_are_taken_from_the_leading_rows() -> None:
     layer, x = make_used("conv4", GREY)[2].eval(), rows(7, 64 * 4).reshape(7, 64, 2, 2)
-    assert isinstance(layer, BatchNorm)
-    with use_support_statistics(layer, 3) as result:
+    assert isinstance(layer, backbones.BatchNorm)
+    with backbones.use_support_statistics(layer, 3) as result:
         assert result
         torch.testing.assert_close(layer(x), normalize_batch(x, layer, x[:3]), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer(x)[:5], layer(x[:5]))  # no row after the leading ones counts
     torch.testing.assert_close(layer(x), normalize_batch(x, layer), atol=1e-5, rtol=1e-4)
-    with use_support_statistics(make_backbone("conv", 64, torch.Generator()), 3) as result:
+    with backbones.use_support_statistics(backbones.make_backbone("conv", 64, torch.Generator()), 3) as result:
         assert not result
 
 
 def test_dropblock_equals_a_slow_loop() -> None:
-    drop, x = DropBlock(0.2, 3).train(), 1 + rows(4, 2 * 49).reshape(4, 2, 7, 7)
+    drop, x = backbones.DropBlock(0.2, 3).train(), 1 + rows(4, 2 * 49).reshape(4, 2, 7, 7)
     torch.manual_seed(0)
     dropped = drop(x)
     torch.manual_seed(0)
@@ -291,32 +276,32 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=
 
 
 def write(path: Path) -> Path:
-    encoder = make_backbone("mlp", 8, torch.Generator().manual_seed(0))
+    encoder = backbones.make_backbone("mlp", 8, torch.Generator().manual_seed(0))
     tensors = {f"best.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    write_checkpoint(path, tensors | TENSORS, {"plan": asdict(make_plan(dim=8))})
+    checkpoints.write_checkpoint(path, tensors | TENSORS, {"plan": asdict(make_plan(dim=8))})
     return path
 
 
 def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
-    tensors, metadata = read_checkpoint("path", path)
+    checkpoints.write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
+    tensors, metadata = checkpoints.read_checkpoint("path", path)
     assert tensors.keys() == TENSORS.keys()
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
     assert all(torch.equal(theirs, TENSORS[name]) for name, theirs in load_file(path).items())
-    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], CHECKPOINT_VERSION)
+    assert (metadata["step"], metadata["best"], metadata["version"]) == (3, [1, 0.5], checkpoints.CHECKPOINT_VERSION)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
-    encoder = load_trained_encoder(write(tmp_path / "x.safetensors"), dim=8).encoder
-    assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
-    assert load_trained_encoder(tmp_path / "x.safetensors").plan == make_plan(dim=8)
+    encoder = checkpoints.load_trained_encoder(write(tmp_path / "x.safetensors"), dim=8).encoder
+    assert torch.equal(encoder(x), backbones.make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
+    assert checkpoints.load_trained_encoder(tmp_path / "x.safetensors").plan == make_plan(dim=8)
     assert not encoder.training
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):
-        load_trained_encoder(tmp_path / "x.safetensors", dim=9)
+        checkpoints.load_trained_encoder(tmp_path / "x.safetensors", dim=9)
 
 
 def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -325,17 +310,17 @@ def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no tensors in here, but some words")
     save_file(TENSORS | {"a": torch.zeros(1)}, tmp_path / "foreign")
-    save_file({"a": torch.zeros(1)}, tmp_path / "other", {CHECKPOINT_FORMAT: '{"version": "2"}'})
-    save_file({"a": torch.zeros(1)}, tmp_path / "list", {CHECKPOINT_FORMAT: "[1]"})
+    save_file({"a": torch.zeros(1)}, tmp_path / "other", {checkpoints.CHECKPOINT_FORMAT: '{"version": "2"}'})
+    save_file({"a": torch.zeros(1)}, tmp_path / "list", {checkpoints.CHECKPOINT_FORMAT: "[1]"})
     for name in ("truncated", "empty", "text", "foreign", "other", "list", "missing", "."):
         with pytest.raises(ValueError, match=r"^`path` must be a checkpoint of .*; got /.*\) *\. Pass"):
-            load_trained_encoder(tmp_path / name)
+            checkpoints.load_trained_encoder(tmp_path / name)
 
 
 def test_checkpoints_of_other_versions_are_refused(tmp_path: Path) -> None:
-    for version in (CHECKPOINT_VERSION - 1, CHECKPOINT_VERSION + 1):
+    for version in (checkpoints.CHECKPOINT_VERSION - 1, checkpoints.CHECKPOINT_VERSION + 1):
         header = {"version": version, "library": "9.0"}
-        save_file({"a": torch.zeros(1)}, tmp_path / "new", {CHECKPOINT_FORMAT: json.dumps(header)})
-        message = rf"be of version {CHECKPOINT_VERSION}; got .* of version {version}, by .*9\.0\."
+        save_file({"a": torch.zeros(1)}, tmp_path / "new", {checkpoints.CHECKPOINT_FORMAT: json.dumps(header)})
+        message = rf"be of version {checkpoints.CHECKPOINT_VERSION}; got .* of version {version}, by .*9\.0\."
         with pytest.raises(ValueError, match=message):
-            read_checkpoint("path", tmp_path / "new")
+            checkpoints.read_checkpoint("path", tmp_path / "new")
