@@ -94,13 +94,11 @@ def make_read_spec(
 
 
 def read_labelled_rows(
-    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_COLUMN_REMEDY
+    options: LabelOptions, table: Path, model: TablePipeline, extra: object = None, remedy: str = LABEL_COLUMN_REMEDY
 ) -> tuple[Table, RowBlock]:
     """Read a labelled table; return the table, with its notes, and all rows as a block. See `make_read_spec`."""
-    spec = make_read_spec(
-        options, pipeline.new_row_spec, options.label, require_labels=True, extra=extra, remedy=remedy
-    )
-    return pipeline.read_table(table, spec, options.labels_file)
+    spec = make_read_spec(options, model.new_row_spec, options.label, require_labels=True, extra=extra, remedy=remedy)
+    return model.read_table(table, spec, options.labels_file)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,9 +299,8 @@ def read_table_to_label(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = model.open_table(
-            path, replace(make_read_spec(options, model.new_row_spec, label), allow_unlabelled=True)
-        )
+        spec = replace(make_read_spec(options, model.new_row_spec, label), allow_unlabelled=True)
+        table = model.open_table(path, spec)
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions

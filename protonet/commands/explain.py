@@ -59,10 +59,9 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     if evaluated is None:
         remedy = "Pass a labelled table, or run protonet fit on two or more rows per class (estimators store none)."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
+    names, sizes = model.column_names, model.n_features_per_column
     with show_progress(quiet=options.quiet) as progress:
-        results = rank_columns_by_importance(
-            evaluated, model.column_names, model.n_features_per_column, generator, progress
-        )
+        results = rank_columns_by_importance(evaluated, names, sizes, generator, progress)
     if table is not None:
         show_notes(table.all_notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}

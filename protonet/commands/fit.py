@@ -76,9 +76,8 @@ class UnlabelledRows:
                 missing_texts=data.missing_texts,
                 no_header=options.no_header,
             )
-            self.table = features.convert_to_training_formats(
-                open_table(self.path, spec), data.encoding, argument="unlabelled"
-            )
+            table = open_table(self.path, spec)
+            self.table = features.convert_to_training_formats(table, data.encoding, argument="unlabelled")
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -145,11 +144,9 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.training_set))
-            until = (
-                deadline
-                if limit is None or options.report is None
-                else started + MAX_TIME_FRACTION_BEFORE_REPORT * limit
-            )
+            until = deadline
+            if limit is not None and options.report is not None:
+                until = started + MAX_TIME_FRACTION_BEFORE_REPORT * limit
             cv = cross_validate(solution, deadline=until, progress=partial(show_part_progress, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
@@ -166,12 +163,12 @@ def train(options: FitOptions, rows: TableRows) -> None:
             set_sample_counts(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(output)
         facts = unlabelled_to_dict(solution, unlabelled, [])
-        print(summarize_training(name, data, model, solution, facts) + format_notes(data.notes), end="")
+        print(summarize_fit(name, data, model, solution, facts) + format_notes(data.notes), end="")
         lacking = "" if model.cross_validation is not None else " without cross-validation"
         raise KeyboardInterrupt(f"stopped; {output} was written{lacking}") from None
     try:
         facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
-        print(summarize_training(name, data, model, solution, facts))
+        print(summarize_fit(name, data, model, solution, facts))
         if options.verbose:
             print(format_view_influences(model.metadata["views"]))
         compared = compare_with_baselines(cv, solution, model)
@@ -197,9 +194,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         raise KeyboardInterrupt(f"stopped; {output} was written") from None
 
 
-def summarize_training(
-    name: str, data: EncodedTable, model: TablePipeline, solution: Solution, unlabelled: JsonDict
-) -> str:
+def summarize_fit(name: str, data: EncodedTable, model: TablePipeline, solution: Solution, unlabelled: JsonDict) -> str:
     """Format a summary of the training table ``name``: its size, column types, duplicates and unlabelled rows."""
     counts = data.class_counts
     sizes = [plural(len(data.classes), "class"), plural(len(data.x), "sample"), plural(data.x.shape[1], "feature")]
@@ -320,9 +315,8 @@ def results_to_dict(
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(cv.labels):
         return results
-    return (
-        results | report.metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": comparisons}
-    )
+    results |= report.metrics_to_dict(name, data.classes, measure_cross_validation(cv))
+    return results | {"baselines": comparisons}
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
@@ -354,15 +348,13 @@ def compute_fit_report_details(
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
-    def start_next_progress_part() -> FitProgress:
+    def start_next_part() -> FitProgress:
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = report.compute_importance(
-        cv, names, model.n_features_per_column, seed, deadline, start_next_progress_part()
-    )
-    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_progress_part())
-    learning = report.compute_learning_curve(solution, cv, deadline, start_next_progress_part())
+    importance = report.compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_part())
+    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
+    learning = report.compute_learning_curve(solution, cv, deadline, start_next_part())
     logits = predict_held_out(cv)[held_out.clamp_min(0)]
     rows = report.EvaluatedRows(
         logits=logits,

@@ -108,9 +108,7 @@ def check_or_record_settings(output: Path, settings: JsonDict) -> None:
     write_text(path, text)
 
 
-def run_file_tasks(
-    process_file: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool
-) -> list[str]:
+def run_file_tasks(process: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool) -> list[str]:
     """Process all files without a complete output, and return the distinct notes for the user.
 
     ``workers`` is the number of local processes, or the address of a Dask scheduler.
@@ -128,16 +126,16 @@ def run_file_tasks(
     )
     with bar:
         if isinstance(workers, int):
-            done = _run_in_processes(process_file, left, min(workers, len(left)), bar.update)
+            done = _run_in_processes(process, left, min(workers, len(left)), bar.update)
         else:
-            done = _run_on_dask(process_file, left, workers, bar.update) if left else iter(())
+            done = _run_on_dask(process, left, workers, bar.update) if left else iter(())
         for lines in done:
             notes |= dict.fromkeys(lines)
     return list(notes)
 
 
 def _run_in_processes(
-    process_file: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountFinishedRows
+    process: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountFinishedRows
 ) -> Iterator[Sequence[str]]:
     """Process files by ``n_processes`` local processes of one thread, and yield the notes of each finished file."""
     if not tasks:
@@ -146,7 +144,7 @@ def _run_in_processes(
     rows, stop = context.Value("q", 0), context.Event()
     pool = ProcessPoolExecutor(n_processes, context, _initialize_process, (rows, stop))
     try:
-        waiting, seen = {pool.submit(_process_in_worker_process, process_file, task) for task in tasks}, 0
+        waiting, seen = {pool.submit(_process_in_worker_process, process, task) for task in tasks}, 0
         while waiting:
             done, waiting = wait(waiting, POLL_INTERVAL_SECONDS, FIRST_COMPLETED)
             now = rows.value
@@ -184,7 +182,7 @@ def _initialize_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_in_worker_process(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
+def _process_in_worker_process(process: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file in a local process, add its rows to the shared count, and return its notes."""
 
     def count_rows(rows: int) -> None:
@@ -193,18 +191,18 @@ def _process_in_worker_process(process_file: ProcessFile, task: FileTask) -> Seq
         with _WORKER_PROCESS_STATE["rows"].get_lock():
             _WORKER_PROCESS_STATE["rows"].value += rows
 
-    return process_file(task, count_rows)
+    return process(task, count_rows)
 
 
 def _run_on_dask(
-    process_file: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountFinishedRows
+    process: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountFinishedRows
 ) -> Iterator[Sequence[str]]:
     """Process files on the Dask cluster at ``address``, and yield the notes of each finished file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect_to_dask(address) as client:
-        futures = client.map(partial(_process_on_worker, process_file), tasks, pure=False)
+        futures = client.map(partial(_process_on_worker, process), tasks, pure=False)
         rows = {future.key: task.n_rows for future, task in zip(futures, tasks, strict=True)}
         try:
             for future in as_completed(futures, loop=client.loop):

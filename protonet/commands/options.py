@@ -365,22 +365,10 @@ class ServeOptions(AddressOptions):
     )
 
 
-_OPTION_CLASSES = (
-    FitOptions,
-    PredictOptions,
-    EvaluateOptions,
-    UpdateOptions,
-    SuggestOptions,
-    ExplainOptions,
-    PageOptions,
-)
+_OPTION_SETS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
 #: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
 COMMAND_LINE_NAMES = {
-    **{
-        declared.name: get_option_name(declared)
-        for kind in (*_OPTION_CLASSES, ServeOptions)
-        for declared in fields(kind)
-    },
+    **{declared.name: get_option_name(declared) for kind in (*_OPTION_SETS, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
 }

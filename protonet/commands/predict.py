@@ -165,10 +165,8 @@ def count_usable_cores() -> int:
 
 def make_output_spec(model: TablePipeline, options: PredictOptions) -> PredictionOutputSpec:
     """Create the specification of the output of ``predict`` from its options and the model."""
-    rejection_threshold = None if options.unknown is None else choose_rejection_threshold(model, options.unknown)
-    return PredictionOutputSpec(
-        rejection_threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns
-    )
+    threshold = None if options.unknown is None else choose_rejection_threshold(model, options.unknown)
+    return PredictionOutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
 def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
@@ -205,17 +203,15 @@ def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: S
     return format_csv([[*names[: spec.has_row_numbers], *first, *names[spec.has_row_numbers :]]])
 
 
-def format_predicted_classes(
-    class_names: Sequence[str], logits: Tensor, rejection_threshold: float | None
-) -> list[tuple[str, str]]:
+def format_predicted_classes(classes: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
     """Convert logits (n, num_classes) to the predicted class and its probability, as texts, for each row.
 
     A row whose score is at most the threshold gets ("unknown", ""); None rejects no row.
     """
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
-    rows = [(class_names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
-    if rejection_threshold is not None:
-        for row in (score_known_class(logits) <= rejection_threshold).nonzero().flatten().tolist():
+    rows = [(classes[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
+    if threshold is not None:
+        for row in (score_known_class(logits) <= threshold).nonzero().flatten().tolist():
             rows[row] = (UNKNOWN_CLASS_NAME, "")
     return rows
 
@@ -224,9 +220,7 @@ def format_prediction_rows(model: TablePipeline, table: Table, spec: PredictionO
     """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = model.predict_logits(model.encode(table, block), block.uninformative_mask)
-    lines = [
-        [name, probability] for name, probability in format_predicted_classes(names, logits, spec.rejection_threshold)
-    ]
+    lines = [list(pair) for pair in format_predicted_classes(names, logits, spec.rejection_threshold)]
     if spec.has_all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{probability:.6g}" for probability in row]

@@ -65,10 +65,8 @@ def compare_baselines(
         used = sample._replace(accuracy_gain=0.0, accuracy_gain_error=0.0) if is_baseline else sample
         metrics = compute_metrics(scores, labels, used)
         result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
-        result |= {
-            "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
-            "compared_by": measured,
-        }
+        accuracy = compute_class_metrics(metrics.confusion).balanced_accuracy
+        result |= {"balanced_accuracy": accuracy, "compared_by": measured}
         if is_baseline:
             difference = correct - (scores.argmax(dim=1) == labels).double()
             mean = float((weights * difference).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -197,9 +197,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
         unlabelled = None if options.drop_unlabelled else block.select_rows(np.flatnonzero(missing))
     are_folders = is_picture_path(options.table)
     allow_many = options.allow_many_classes or are_folders  # folders are classes
-    classes, indices = determine_classes(
-        labels, label, allow_many=allow_many, described_classes=list(described), notes=table.notes
-    )
+    classes, indices = determine_classes(labels, label, allow_many=allow_many, described=described, notes=table.notes)
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
         if types.get(name) == "picture":
             paths = [text_to_path(str(cell)) for cell in cells.tolist()]
@@ -276,12 +274,7 @@ def _validate_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 
 
 def determine_classes(
-    labels: np.ndarray,
-    label: str,
-    *,
-    allow_many: bool,
-    described_classes: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    labels: np.ndarray, label: str, *, allow_many: bool, described: Collection[str] = (), notes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
     """Determine the classes of labels (n,); raise an InputError if the labels look like identifiers or measurements.
 
@@ -291,17 +284,17 @@ def determine_classes(
     Returns:
         The class names in ascending order, and the class index (n,) int64 of each row.
     """
-    n, allow_many = len(labels), allow_many or bool(described_classes)
-    if described_classes:
-        labels = np.concatenate([labels.astype(str), np.array(described_classes, str)])
+    n, allow_many = len(labels), allow_many or bool(described)
+    if described:
+        labels = np.concatenate([labels.astype(str), np.array(list(described), str)])
     names, indices = np.unique(parse_integer_labels(labels), return_inverse=True)
     indices = indices[:n]
     rows = np.bincount(indices, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         listed = format_names(list(map(str, classes))) if classes else "no label"
-        got = listed if described_classes else f"{listed} alone in {to_printable(label)}"
-        where = "classes" if described_classes else "table"
+        got = listed if described else f"{listed} alone in {to_printable(label)}"
+        where = "classes" if described else "table"
         missing = [f" ({note})" for note in notes if note.startswith(MISSING_NOTE) and "label" in note]
         raise_input_error(where, "have at least 2 classes", got, f"Add another one{''.join(missing)}.")
     dubious = None
@@ -332,8 +325,6 @@ def describe_unlikely_classes(classes: Sequence[str | int], class_counts: np.nda
         or len(values) > MIN_MEASUREMENT_DISTINCT_FRACTION * class_counts.sum()
     )
     few = np.median(class_counts) <= MAX_MEASUREMENT_ROWS_PER_CLASS
-    return (
-        f"{len(classes)} whole {got}, most with {MAX_MEASUREMENT_ROWS_PER_CLASS} rows or fewer"
-        if wide and few
-        else None
-    )
+    if not wide or not few:
+        return None
+    return f"{len(classes)} whole {got}, most with {MAX_MEASUREMENT_ROWS_PER_CLASS} rows or fewer"

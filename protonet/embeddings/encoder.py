@@ -144,9 +144,8 @@ class EncoderRecord:
     @classmethod
     def from_stored(cls, stored: UntrustedComponent) -> EncoderRecord:
         """Build a record from an entry of a model file; raise a ValueError if the entry is invalid."""
-        name, modality, digest, licence = (
-            stored.get_entry(key, str) for key in ("name", "modality", "digest", "licence")
-        )
+        keys = ("name", "modality", "digest", "licence")
+        name, modality, digest, licence = (stored.get_entry(key, str) for key in keys)
         raise_unless(modality in MODALITIES, "an encoder of something else than texts and pictures")
         raise_unless(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "an encoder without a usable name")
         return cls(name, modality, stored.get_int("width", MAX_EMBEDDING_WIDTH, low=1), digest, licence)
@@ -196,9 +195,8 @@ class PretrainedEncoder:
             if texts:  # batches of texts of similar length need little padding
                 missing.sort(key=lambda digest: len(item_of[digest]))
             with item_progress_bar(len(missing), self.record.modality, shown=show_progress) as bar:
-                for batch in _split_into_batches(
-                    missing, [len(item_of[digest]) for digest in missing] if texts else None
-                ):
+                lengths = [len(item_of[digest]) for digest in missing] if texts else None
+                for batch in _split_into_batches(missing, lengths):
                     computed = self._compute_finite_embeddings([item_of[digest] for digest in batch])
                     embeddings |= dict(zip(batch, computed, strict=True))
                     store.write(batch, computed)

@@ -58,9 +58,8 @@ def _load_wordllama(name: str) -> PretrainedEncoder:
     """Load the token vectors of the package wordllama, without its loader, which would use the network."""
     folder = _locate_module_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
-    return load_token_vector_encoder(
-        weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT"
-    )
+    tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    return load_token_vector_encoder(weights, tokenizer, name, licence="MIT")
 
 
 def _locate_module_folder(module: str) -> Path:
@@ -177,7 +176,7 @@ def get_encoder_modality(name: str) -> str:
     if library in EXTRACTOR_LOADERS or Path(split_backbone_spec(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
     named = ", ".join(
-        [*ENCODER_PACKAGES, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_LOADERS)]
+        [*ENCODER_PACKAGES, *(f"{library}:NAME" for library in (SENTENCE_TRANSFORMERS, *EXTRACTOR_LOADERS))]
     )
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
@@ -213,11 +212,9 @@ def _load_cached(name: str, file_stamps: tuple[tuple[str, int, int], ...]) -> Pr
             return load_hub_sentence_transformer(network)
         if get_encoder_modality(name) == "text":
             return load_text_encoder(Path(name))
-        return (
-            _load_library_encoder(name)
-            if library in EXTRACTOR_LOADERS
-            else load_backbone_spec(name).to_pretrained_encoder()
-        )
+        if library in EXTRACTOR_LOADERS:
+            return _load_library_encoder(name)
+        return load_backbone_spec(name).to_pretrained_encoder()
 
 
 def reload_encoder(record: EncoderRecord, names: Sequence[str] | None) -> PretrainedEncoder:
@@ -238,11 +235,8 @@ def reload_encoder(record: EncoderRecord, names: Sequence[str] | None) -> Pretra
         kind = "FOLDER" if record.modality == "text" else "FILE"
         raise_input_error("representation", must, "none", f"Pass --representation {kind}, where it is now.")
     name = given[0] if given else record.name
-    if (
-        record.modality == "picture"
-        and not split_backbone_spec(name)[1]
-        and Path(name).suffix.lower() in BACKBONE_SUFFIXES
-    ):
+    suffix = Path(name).suffix.lower()
+    if record.modality == "picture" and suffix in BACKBONE_SUFFIXES and not split_backbone_spec(name)[1]:
         settings = split_backbone_spec(record.name)[1]
         name = f"{name}:{settings}" if settings else name
     opened = load_encoder(name)
@@ -262,10 +256,8 @@ def _load_library_encoder(name: str) -> PretrainedEncoder:
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
         batches = []
         for first in range(0, len(paths), PICTURES_PER_BATCH):
-            pictures = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
-            batches.append(
-                extractor.embed(torch.stack([extractor.preprocess(picture) for picture in pictures])).numpy()
-            )
+            images = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
+            batches.append(extractor.embed(torch.stack([extractor.preprocess(image) for image in images])).numpy())
         return np.concatenate(batches)
 
     settings = extractor.settings

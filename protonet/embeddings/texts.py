@@ -124,9 +124,8 @@ def _read_embedding_width_and_max_tokens(folder: Path, modules: Sequence[JsonDic
         return None, None
     pooling = _read_settings_file(folder / paths["Pooling"], "config.json", dict)
     transformer = folder / paths["Transformer"]
-    settings = (
-        _read_settings_file(transformer, MAX_LENGTH_FILE, dict) if (transformer / MAX_LENGTH_FILE).is_file() else {}
-    )
+    has_limit = (transformer / MAX_LENGTH_FILE).is_file()
+    settings = _read_settings_file(transformer, MAX_LENGTH_FILE, dict) if has_limit else {}
     width, limit = pooling.get("word_embedding_dimension"), settings.get("max_seq_length")
     one_mode = sum(value is True for key, value in pooling.items() if key.startswith("pooling_mode")) == 1
     valid = type(width) is int and type(limit) is int and one_mode and width > 0 and limit > 2
@@ -197,9 +196,8 @@ def load_onnx_text_encoder(path: Path, tokenizer: Path, name: str, *, licence: s
         return np.asarray((outputs[0] * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True), np.float32)
 
     def embed_in_batches(texts: Sequence[str]) -> np.ndarray:
-        return np.concatenate(
-            [embed(texts[first : first + TEXTS_PER_BATCH]) for first in range(0, len(texts), TEXTS_PER_BATCH)]
-        )
+        starts = range(0, len(texts), TEXTS_PER_BATCH)
+        return np.concatenate([embed(texts[first : first + TEXTS_PER_BATCH]) for first in starts])
 
     try:
         width = embed(["a"]).shape[1]

@@ -61,7 +61,7 @@ EXTRACT_EXAMPLES = (
 PAPER_BASELINES = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
 PAPER_EXAMPLES = (
     "python -m protonet.episodes paper mine.py:power_means --dataset features.npz -o paper",
-    "python -m protonet.episodes paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
+    "python -m protonet.episodes paper mine.py:power_means:power=0.5,1,2 --dataset x.npz --split-seed 0 -o paper",
     "python -m protonet.episodes paper mine.py:own --method protonet mine.py:without_the_trick -o ablation",
 )
 SPLIT_SEED_HELP = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"

@@ -35,7 +35,7 @@ from protonet.server.app import (
     run_server,
 )
 from protonet.server.jobs import JobRunner, PageJob
-from protonet.server.label_queue import LabelQueue
+from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
@@ -47,24 +47,15 @@ from protonet.ui.html import format_page
 MAX_BODY_BYTES = 32 * 2**20
 #: Maximal pixels per side of a picture on the page.
 MAX_PICTURE_SIDE = 640
-#: Maximal number of columns of a table that the page describes, and of rows in one response or one action.
-MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
+#: Maximal number of columns of a table that the page describes.
+MAX_DESCRIBED_COLUMNS = 400
 #: Number of new labels after which the cross-validated accuracy is computed again.
 LABELS_PER_ACCURACY_UPDATE = 20
 #: Roles that the user can give a column: a type, "drop" or "group"; "" restores the inferred type. "picture" is not
 #: among them, because a client could then read any file whose path is in a cell.
 COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
 #: Keys of the metrics of a fit (``fit --json``) that are sent to the page.
-SHOWN_METRIC_KEYS = (
-    "accuracy",
-    "interval",
-    "balanced_accuracy",
-    "confusion",
-    "classes",
-    "suspects",
-    "rows_of_table",
-    "data",
-)
+METRIC_KEYS = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "rows_of_table", "data")
 
 ResultT = TypeVar("ResultT")
 #: A function that answers a `Request` or an `ActionRequest`. It returns a response, or a value that is sent as JSON.
@@ -160,10 +151,8 @@ class LabelApi:
         """
 
         async def respond(action: ActionRequest) -> object:
-            names = self.queue.session.names
-            similar = (
-                None if action.create_class or not action.class_name else get_similar_class(action.class_name, names)
-            )
+            name, names = action.class_name, self.queue.session.names
+            similar = None if action.create_class or not name else get_similar_class(name, names)
             if similar is not None and (action.old_name is None or similar != action.old_name):
                 return {"similar": similar}
             change(action)
@@ -182,9 +171,8 @@ class LabelApi:
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
         if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.options.table.is_file()):
             table = [queue.column_names, *existing]
-        self.jobs.start_job(
-            PageJob(kind, queue.n_changes, list(rows), [session.label_file.header, *rows.values()], table)
-        )
+        lines = [session.label_file.header, *rows.values()]
+        self.jobs.start_job(PageJob(kind, queue.n_changes, list(rows), lines, table))
 
     def describe_accuracy(self) -> dict[str, object]:
         """Return the cross-validated accuracy, and when it is computed again.
@@ -196,11 +184,8 @@ class LabelApi:
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
         remaining = jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE - len(self.queue.session.labelled)
-        return {
-            "check": accuracy,
-            "checked": jobs.n_fitted_labels,
-            "next_check": 0 if jobs.running_job else max(remaining, 1),
-        }
+        next_check = 0 if jobs.running_job else max(remaining, 1)
+        return {"check": accuracy, "checked": jobs.n_fitted_labels, "next_check": next_check}
 
     async def list_labels(self, action: ActionRequest) -> object:
         """Answer with the labelled rows that match the search; rows that are predicted as another class come first."""
@@ -210,9 +195,7 @@ class LabelApi:
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return self.queue.list_labels(
-            predictions, action.class_name, action.text, action.listed_person, limit=MAX_SELECTED_ROWS
-        )
+        return self.queue.list_labels(predictions, action.class_name, action.text, action.listed_person)
 
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
@@ -248,9 +231,8 @@ class LabelApi:
             name: int(is_missing(replace_missing_cells(make_text_array([row[at] for row in cells], len(cells)))).sum())
             for at, name in enumerate(header)
         }
-        used = {
-            item["name"]: item for item in columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
-        }
+        described = columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
+        used = {column["name"]: column for column in described}
         choices = {**parse_column_types(options.column_type), **dict.fromkeys(options.drop, "drop")}
         choices |= {} if options.group is None else {options.group: "group"}
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
@@ -313,7 +295,7 @@ class LabelApi:
     async def list_jobs(self, _: object) -> object:
         """Answer with the state of the jobs: running, error, metrics of the last fit, and names of exported files."""
         jobs = self.jobs
-        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRIC_KEYS}
+        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in METRIC_KEYS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
         state: dict[str, object] = {"running": jobs.running_job, "error": jobs.error_message, "metrics": metrics}
@@ -329,11 +311,9 @@ class LabelApi:
 
     async def try_row(self, request: Request) -> object:
         """Classify the one row in the body of a request, and answer with the prediction and its explanation."""
-        fitted = self.queue.build_model()
+        base = self.queue.build_model()
         names = self.jobs.options.representation
-        model = await self.run_in_thread(
-            lambda: fitted.with_loaded_encoders(names, show_progress=False, use_cache=False)
-        )
+        model = await self.run_in_thread(lambda: base.with_loaded_encoders(names, show_progress=False, use_cache=False))
         media, body = await read_upload(request)
         rows = await self.run_in_thread(lambda: parse_body(model, media, body))
         if len(rows.x) != 1:
@@ -381,11 +361,10 @@ class LabelApi:
     async def download(self, request: Request) -> Response:
         """Answer with an exported file, or with the file of labels."""
         name = request.query_params.get("file", "")
-        path, media = (
-            (self.jobs.options.output, "text/csv") if name == "labelled" else self.jobs.get_exported_file(name)
-        )
-        title = "labelled.csv" if name == "labelled" else path.name
-        return FileResponse(path, media_type=media, filename=title)
+        if name == "labelled":
+            return FileResponse(self.jobs.options.output, media_type="text/csv", filename="labelled.csv")
+        path, media = self.jobs.get_exported_file(name)
+        return FileResponse(path, media_type=media, filename=path.name)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Call a function in a worker thread, and return its result."""
@@ -411,9 +390,8 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = replace(
-        make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES), response_timeout_seconds=120.0
-    )
+    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    policy.response_timeout_seconds = 120.0
     listening = open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
@@ -452,6 +430,5 @@ def run(options: PageOptions) -> None:
         status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
-    print(
-        f"{plural(len(label_file.rows), 'answer')} in {output}: the same command goes on, and fit and update take them"
-    )
+    answers = plural(len(label_file.rows), "answer")
+    print(f"{answers} in {output}: the same command goes on, and fit and update take them")

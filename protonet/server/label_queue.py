@@ -39,6 +39,8 @@ LABELS_PER_REFIT = 5
 MAX_LEASE_SECONDS = 600.0
 #: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
 MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_PLOTTED_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
+#: Maximal number of rows in one response or one action.
+MAX_SELECTED_ROWS = 200
 
 
 @dataclass
@@ -103,9 +105,7 @@ class LabelQueue:
         lease = self._leases.get(client)
         if lease is None or not self._needs_label(lease.row):
             self._leases.pop(client, None)
-            self._leases = {
-                tab: other for tab, other in self._leases.items() if now - other.request_time < MAX_LEASE_SECONDS
-            }
+            self._leases = {tab: old for tab, old in self._leases.items() if now - old.request_time < MAX_LEASE_SECONDS}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
                 self._suggestions = [item for item in self._suggestions if self._needs_label(item.row)]
@@ -233,13 +233,7 @@ class LabelQueue:
         }
 
     def list_labels(
-        self,
-        predictions: Mapping[int, tuple[str, float]],
-        name: str | None,
-        text: str,
-        person: str | None = None,
-        *,
-        limit: int,
+        self, predictions: Mapping[int, tuple[str, float]], name: str | None, text: str, person: str | None
     ) -> dict[str, object]:
         """List labelled rows: first rows that cross-validation predicts as another class, then the latest ones.
 
@@ -248,7 +242,6 @@ class LabelQueue:
             name: Lists only rows of this class; None for all classes.
             text: Lists only rows with a cell that contains this text, in upper or lower case.
             person: Lists only labels of this person; "" for labels without a person, None for all labels.
-            limit: Maximal number of listed rows.
 
         Returns:
             ``rows``: for each listed row, the keys of `row_to_dict`, its label as ``name``, its person as ``by``, and
@@ -265,8 +258,7 @@ class LabelQueue:
             line = {"row": row, "name": label, "by": by, "predicted": predicted, "probability": probability}
             (others if predicted in (None, label) else differing).append(line)
         differing.sort(key=lambda line: -line["probability"])
-        rows = (differing + others[::-1])[:limit]
-        shown = [line | self.row_to_dict(line["row"]) for line in rows]
+        shown = [line | self.row_to_dict(line["row"]) for line in (differing + others[::-1])[:MAX_SELECTED_ROWS]]
         people = sorted({*self._people.values()} - {""})
         return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing), "people": people}
 
@@ -362,12 +354,9 @@ class LabelQueue:
         for row, label in self.session.list_label_indices():
             if rows.uninformative_mask[row] and label < len(names):
                 counts[label] += 1
+        metadata["uninformative"] = counts.tolist()
         return TablePipeline(
-            network=network,
-            classes=names,
-            columns=rows.columns,
-            metadata=metadata | {"uninformative": counts.tolist()},
-            encoding=rows.encoding,
+            network=network, classes=names, columns=rows.columns, metadata=metadata, encoding=rows.encoding
         )
 
     def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:

@@ -389,9 +389,8 @@ class UploadedRows:
             if suffix not in reading.IMAGE_SUFFIXES:
                 raise ValueError(f"in the format {image.format}")
         except reading.UNREADABLE_IMAGE_ERRORS as error:
-            raise_input_error(
-                "body", "be a picture that can be read", reading.describe_image_error(error), "Leave it out."
-            )
+            got = reading.describe_image_error(error)
+            raise_input_error("body", "be a picture that can be read", got, "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         if reading.path_to_text(path) in known_paths:

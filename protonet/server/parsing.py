@@ -204,9 +204,7 @@ def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
     check_row_count(n)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *format_missing_notes(model, columns)]
-    masks = [
-        block.uninformative_mask for block in blocks if block.uninformative_mask is not None
-    ]  # open_table marks all
+    masks = [block.uninformative_mask for block in blocks if block.uninformative_mask is not None]  # all are marked
     return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(masks))
 
 

@@ -169,9 +169,8 @@ class RequestBatcher:
         Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected.
         """
         result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
-        self._pending_requests.append(
-            PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold))
-        )
+        key = (id(model), rows.x.dtype, threshold)
+        self._pending_requests.append(PendingRequest(model, rows, threshold, result, key))
         if self._task is None:
             self._task = asyncio.create_task(self._classify_pending())
         return await result
@@ -316,9 +315,8 @@ class PredictionApi:
         query = parse_query(request)
         threshold = get_rejection_threshold(model, query.false_rejection_rate)
         media, body = await parsing.read_upload(request)
-        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(
-            model.column_modalities
-        )  # pictures and texts take long
+        # Texts and pictures take long.
+        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.column_modalities)
         if media == JSON_TYPE and is_fast:
             rows = parsing.parse_body(model, media, body)
         else:
@@ -328,9 +326,8 @@ class PredictionApi:
         probabilities = format_probabilities(logits) if query.return_probabilities else []
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            header = format_csv_header(
-                model, PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False), []
-            )
+            spec = PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
+            header = format_csv_header(model, spec, [])
             return Response(header + format_csv(lines), media_type=CSV_TYPE)
         classes = list(map(str, model.classes))
         predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]

@@ -356,9 +356,8 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
         bool(others) and all(len(row) > column and is_decimal_number(row[column]) for row in others)
         for column in range(len(first))
     )
-    return (
-        " " not in comment[0] and "".join(comment) != "#" and _could_be_column_names(comment) and not any(above_values)
-    )
+    is_unspaced = " " not in comment[0] and "".join(comment) != "#"
+    return is_unspaced and _could_be_column_names(comment) and not any(above_values)
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:

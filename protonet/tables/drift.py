@@ -160,9 +160,8 @@ class DriftMonitor:
         low, *_, high = statistics["quantiles"]
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
         per_class = self.training_statistics["per_class"]
-        if self._is_significant_increase(
-            counts.n_outside_range, n_present, min(2, per_class) / per_class, reference=0.0
-        ):
+        expected = min(2, per_class) / per_class
+        if self._is_significant_increase(counts.n_outside_range, n_present, expected, reference=0.0):
             return f"most rows are outside {training_range}{another_unit}"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.training_statistics["smallest"]

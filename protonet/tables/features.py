@@ -156,10 +156,8 @@ def fit_columns(
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in column_types:
-            encoder = selection.text_encoder_name is not None
-            return fit_column_as(
-                name, column_types[name], columns[name], argument, has_text_encoder=encoder, format_order=order
-            )
+            chosen, encoder = column_types[name], selection.text_encoder_name is not None
+            return fit_column_as(name, chosen, columns[name], argument, has_text_encoder=encoder, format_order=order)
         return infer_column_type(columns[name], format_order=order)
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -59,10 +59,12 @@ class TableSource:
 
     header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
     n_columns: int  #: The number of columns; in files without column names, the label column is not counted.
-    position_format: str  #: The format string for the position of a row in messages, such as "line {}".
     read_chunks: Callable[[Sequence[int]], Iterator[TableChunk]]
     """Reads the columns with the given indices, chunk by chunk."""
-    notes: list[str]  #: Notes for the user on how the file is read; more may follow as rows are read.
+    #: The format string for the position of a row in messages, such as "line {}".
+    position_format: str = DEFAULT_ROW_FORMAT
+    #: Notes for the user on how the file is read; more may follow as rows are read.
+    notes: list[str] = field(default_factory=list)
     n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
     sheet_note: str = ""  #: A phrase for messages with the names of the sheet and of all sheets of a workbook.
     has_semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
@@ -144,9 +146,8 @@ def open_picture_table(path: Path, label: str, *, require_labels: bool, skip_bro
     def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         for start in range(0, len(paths), PICTURES_PER_CHUNK):
             rows = range(start, min(start + PICTURES_PER_CHUNK, len(paths)))
-            yield TableChunk(
-                [make_text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices], rows
-            )
+            cells = [make_text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices]
+            yield TableChunk(cells, rows)
 
     header = [PICTURE_COLUMN, label][: len(columns)]
     return TableSource(
@@ -226,9 +227,7 @@ def open_array_table(path: Path, labels: Path | None, *, require_labels: bool) -
             columns = [x[:, index] if index < width else extra[index - width] for index in indices]
             yield TableChunk(columns, range(start, start + len(x)))
 
-    return TableSource(
-        header=None, n_columns=width, position_format=DEFAULT_ROW_FORMAT, read_chunks=read_chunks, notes=[], n_rows=n
-    )
+    return TableSource(header=None, n_columns=width, read_chunks=read_chunks, n_rows=n)
 
 
 def to_native_dtype(values: np.ndarray) -> np.ndarray:
@@ -285,14 +284,7 @@ def open_parquet(path: Path) -> TableSource:
             start += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
-    return TableSource(
-        header=names,
-        n_columns=len(header),
-        position_format=DEFAULT_ROW_FORMAT,
-        read_chunks=read_chunks,
-        notes=[],
-        n_rows=file.metadata.num_rows,
-    )
+    return TableSource(header=names, n_columns=len(header), read_chunks=read_chunks, n_rows=file.metadata.num_rows)
 
 
 def arrow_to_numpy(values: Any) -> np.ndarray:
@@ -319,9 +311,8 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
     if types.is_integer(dtype) or types.is_floating(dtype):
         return _arrow_numbers_to_numpy(values)
     if types.is_duration(dtype):
-        return (
-            _arrow_numbers_to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
-        )
+        microseconds = values.cast(pa.duration("us"), safe=safe).cast(pa.int64())
+        return _arrow_numbers_to_numpy(microseconds.cast(pa.float64())) / 1e6
     if types.is_time(dtype):
         values = values.cast(pa.time64("us"), safe=safe).cast(pa.int64())
     elif not types.is_timestamp(dtype) and not types.is_date(dtype):
@@ -383,9 +374,8 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
     header = [" ".join(_excel_cell_to_text(cells[0]).split()) for cells in transposed]
-    columns = [
-        convert_excel_column([cell if _has_valid_value(cell) else None for cell in cells[1:]]) for cells in transposed
-    ]
+    valid = ([cell if _has_valid_value(cell) else None for cell in cells[1:]] for cells in transposed)
+    columns = list(map(convert_excel_column, valid))
 
     def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))

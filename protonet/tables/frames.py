@@ -58,10 +58,9 @@ class FrameEncoding(NamedTuple):
 
     def encode(self, frame: Frame) -> np.ndarray:
         """Compute the features (n, dim) of the rows of a frame with the same columns as the fitted frame."""
-        names, columns = zip(
-            *((frame.column_names[index], frame.columns[index]) for index in self.column_indices), strict=True
-        )
-        table = convert_to_training_formats(make_table(list(columns), names), self.encoding, argument="X")
+        names = tuple(frame.column_names[index] for index in self.column_indices)
+        columns = [frame.columns[index] for index in self.column_indices]
+        table = convert_to_training_formats(make_table(columns, names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
@@ -103,10 +102,8 @@ def read_frame(x: Any) -> Frame | None:
         columns = [_convert_arrow_column(name, x.column(index)) for index, name in enumerate(names)]
         categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
     elif (cells := _text_rows_to_objects(x)) is not None:
-        names, columns = (
-            tuple(f"x{index}" for index in range(cells.shape[1])),
-            list(map(_convert_object_column, cells.T)),
-        )
+        names = tuple(f"x{index}" for index in range(cells.shape[1]))
+        columns = list(map(_convert_object_column, cells.T))
         categorical = [False] * len(names)
     else:
         return None
@@ -182,9 +179,8 @@ def _convert_object_column(cells: np.ndarray) -> np.ndarray:
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
-    return replace_missing_cells(
-        make_text_array(("" if value is None else str(value).strip() for value in values), len(values))
-    )
+    texts = ("" if value is None else str(value).strip() for value in values)
+    return replace_missing_cells(make_text_array(texts, len(values)))
 
 
 def _simplify_cell(cell: Any) -> Any:
@@ -220,9 +216,8 @@ def _convert_pandas_column(name: str, column: Any) -> np.ndarray:
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
         _raise_unsupported_column_type(f"lists or the like in {to_printable(name)}")
     values = zip(cells.tolist(), missing.tolist(), strict=True)
-    return replace_missing_cells(
-        make_text_array(("" if gone else str(value).strip() for value, gone in values), len(missing))
-    )
+    texts = ("" if gone else str(value).strip() for value, gone in values)
+    return replace_missing_cells(make_text_array(texts, len(missing)))
 
 
 def _convert_arrow_column(name: str, column: Any) -> np.ndarray:

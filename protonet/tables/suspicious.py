@@ -125,21 +125,16 @@ def detect_group_column(
         return None
     name_points = score_group_name(name)
     is_group_name = name_points == GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
-    max_chance = (
-        GROUP_COLUMN_THRESHOLDS.max_p_value_for_group_names if is_group_name else GROUP_COLUMN_THRESHOLDS.max_p_value
-    )
+    limits = GROUP_COLUMN_THRESHOLDS
+    max_chance = limits.max_p_value_for_group_names if is_group_name else limits.max_p_value
     if _log_p_value_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
     if ordered and not is_group_name and not adjacent and _classes_change_seldom(class_counts.argmax(axis=1)):
         return None
-    equal_sizes = counts[repeated].var() <= GROUP_COLUMN_THRESHOLDS.max_group_size_dispersion * counts[repeated].mean()
+    equal_sizes = counts[repeated].var() <= limits.max_group_size_dispersion * counts[repeated].mean()
     points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
-    return (
-        GroupColumnEvidence(points, len(class_counts))
-        if points >= GROUP_COLUMN_THRESHOLDS.min_evidence_points
-        else None
-    )
+    return GroupColumnEvidence(points, len(class_counts)) if points >= limits.min_evidence_points else None
 
 
 def score_group_name(name: str) -> int:
@@ -183,9 +178,8 @@ def score_group_values(levels: np.ndarray) -> int:
         if "#" in common and patterns.count(common) >= min_alike:  # s01, s02: a stem and a number
             return 2
         n_codes = sum(bool(re.fullmatch(r"(?=.*\d)[\w-]+", word)) for word in words)
-        equal_length = (
-            len({len(word) for word in words}) == 1 and len(words[0]) >= GROUP_COLUMN_THRESHOLDS.min_code_length
-        )
+        lengths = {len(word) for word in words}
+        equal_length = len(lengths) == 1 and len(words[0]) >= GROUP_COLUMN_THRESHOLDS.min_code_length
         return 2 if n_codes >= min_alike and equal_length else 0
     numeric = np.sort(levels.astype(np.float64))
     if not np.array_equal(numeric, np.rint(numeric)):

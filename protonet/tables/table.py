@@ -173,10 +173,8 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     names: tuple[str, ...] | None = None
     unused: list[str] = []
     if source.header is None:
-        requested = (
-            *spec.extra_columns,
-            *((spec.columns or ()) + spec.ignored_columns if spec.are_columns_from_user else ()),
-        )
+        chosen = (spec.columns or ()) + spec.ignored_columns if spec.are_columns_from_user else ()
+        requested = (*spec.extra_columns, *chosen)
         if requested:
             got = f"{path}, which names none, and {format_names(requested)}"
             raise_input_error("path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
@@ -194,13 +192,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         features = [index[name] for name in names]
         extra_names = filter(None, header) if spec.are_all_columns_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
-        label = (
-            index[spec.label_column]
-            if spec.require_labels
-            else index.get(spec.label_column)
-            if spec.allow_unlabelled
-            else None
-        )
+        label = index.get(spec.label_column) if spec.require_labels or spec.allow_unlabelled else None
         if (spec.columns is None or spec.are_columns_from_user) and (values := list_number_like_names(header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
@@ -276,9 +268,8 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
             must = f"have the column of the labels, {to_printable(spec.label_column)}"
             raise_input_error("path", must, got, f"{hint}{suggestion} {spec.missing_label_remedy}")
         given = f"{format_names([spec.label_column])}, and {path} has {format_names([name for name in header if name])}"
-        raise_input_error(
-            "label", "name a column of the table", given, hint + (suggestion or "Name the column of the classes.")
-        )
+        remedy = hint + (suggestion or "Name the column of the classes.")
+        raise_input_error("label", "name a column of the table", given, remedy)
     for name, argument in spec.extra_columns.items():
         if argument != "path":
             _check_user_columns(argument, [name], path, header)
@@ -345,11 +336,8 @@ def _suggest_label(source: TableSource, label: str) -> str:
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
         few_values = 2 <= n_values <= min(MAX_SUGGESTED_LABEL_VALUES, len(cells) / MIN_ROWS_PER_SUGGESTED_VALUE)
-        if (
-            name
-            and few_values
-            and not parse_labels(replace_missing_cells(cells, list_missing_label_texts(cells)))[1].any()
-        ):
+        labels = replace_missing_cells(cells, list_missing_label_texts(cells))
+        if name and few_values and not parse_labels(labels)[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     columns = ", ".join(
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]

@@ -187,11 +187,8 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     second (n, pairs of scales, turns, orientations) are the mean absolute responses of coarser filters to the responses
     of finer filters, by the angle between both and the orientation of the finer filter.
     """
-    scales, orientations, side = (
-        DESCRIPTORS.n_filter_scales,
-        DESCRIPTORS.n_filter_orientations,
-        DESCRIPTORS.picture_side,
-    )
+    scales, orientations = DESCRIPTORS.n_filter_scales, DESCRIPTORS.n_filter_orientations
+    side = DESCRIPTORS.picture_side
     spectrum = torch.fft.fft2(grey)[:, None]
     first, second = [], []
     turned = (torch.arange(orientations) + torch.arange(orientations)[:, None]) % orientations  # (turns, orientations)

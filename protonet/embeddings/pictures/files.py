@@ -185,9 +185,8 @@ def load_backbone_spec(text: str) -> Backbone:
         values = _parse_floats(value)
         if name not in PREPROCESSING_SETTINGS or name in settings or not values or (name == "size" and len(values) > 2):
             remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
-            raise_input_error(
-                "backbone", f"say no more than {', '.join(PREPROCESSING_SETTINGS)} after the file", repr(part), remedy
-            )
+            must = f"say no more than {', '.join(PREPROCESSING_SETTINGS)} after the file"
+            raise_input_error("backbone", must, repr(part), remedy)
         settings[name] = (int(values[0]), int(values[-1])) if name == "size" else values
     with renamed_arguments(**dict.fromkeys(PREPROCESSING_SETTINGS, "backbone")):
         return load_backbone(path, **settings)
@@ -262,9 +261,8 @@ def _load_torch_export_backbone(path: Path) -> _BackboneFile:
         network = program.module()
     except Exception as error:
         _raise_unusable_file(path, error)
-    return _BackboneFile(
-        network, _validate_input_shape(path, shapes), {name: text for name, text in extra.items() if text}
-    )
+    texts = {name: text for name, text in extra.items() if text}
+    return _BackboneFile(network, _validate_input_shape(path, shapes), texts)
 
 
 def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:

@@ -64,11 +64,9 @@ def load_extractor(backbone: str, *, weights: str | Path | None = None, device: 
         if weights is not None:
             remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in EXTRACTOR_LOADERS)}."
             raise_input_error("weights", "come with the name of a network", f"`backbone` {backbone}", remedy)
-        return (
-            _load_efficientnet(name, torch.device(device))
-            if library == EFFICIENTNET
-            else _load_backbone_extractor(backbone)
-        )
+        if library == EFFICIENTNET:
+            return _load_efficientnet(name, torch.device(device))
+        return _load_backbone_extractor(backbone)
     with encoder.stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings of the libraries
         return EXTRACTOR_LOADERS[library](name, None if weights is None else Path(weights), torch.device(device))
@@ -117,9 +115,8 @@ def load_efficientnet_encoder(name: str, *, licence: str) -> encoder.PretrainedE
         return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
     digest = encoder.hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return encoder.PretrainedEncoder(
-        encoder.EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), embed_files
-    )
+    record = encoder.EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence)
+    return encoder.PretrainedEncoder(record, embed_files)
 
 
 def _load_backbone_extractor(backbone: str) -> PictureExtractor:
@@ -159,9 +156,8 @@ def _load_timm(name: str, file: Path | None, device: torch.device) -> PictureExt
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
         url = settings.url if settings else None
-        file = _locate_cached_weights(hub, [*names, "pytorch_model.bin"], url) or _raise_missing_weights(
-            "timm", name, command
-        )
+        path = _locate_cached_weights(hub, [*names, "pytorch_model.bin"], url)
+        file = path or _raise_missing_weights("timm", name, command)
         tag, overlay = settings.tag or name, {"state_dict": _read_weights(file)}
         model = _call_network_builder(
             name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay)

@@ -126,11 +126,7 @@ def _warn_empty_class_folders(path: Path, files: Mapping[Path, _FolderFiles]) ->
     """Return warnings about class folders without pictures; raise an InputError if all are empty or are splits."""
     notes = list[str]()
     filled = [folder for folder, listed in files.items() if listed.pictures]
-    parts = {
-        folder: part
-        for folder in filled
-        if (part := _get_split_of_folder(folder.name)) and list_visible_folders(folder)
-    }
+    parts = {folder: part for folder in filled if (part := _get_split(folder.name)) and list_visible_folders(folder)}
     if len(set(parts.values())) > 1:
         first = min(parts, key=lambda folder: [*SPLIT_FOLDER_NAMES].index(parts[folder]))
         names, option = ", ".join(path_to_text(folder.name) for folder in parts), f"--split {path_to_text(first.name)}"
@@ -153,7 +149,7 @@ def _format_table_advice(others: Sequence[Path]) -> str:
     return "Texts go into a table: a column of texts, and one of labels." if is_text else ""
 
 
-def _get_split_of_folder(name: str) -> str | None:
+def _get_split(name: str) -> str | None:
     """Look up the split of a data set that a folder name denotes, such as "train" for "training"; None if no split."""
     lower = name.lower()
     for prefix in SPLIT_PREFIXES:
@@ -165,9 +161,7 @@ def locate_split_folder(path: Path, split: str) -> Path:
     """Locate the folder of a split of a data set, such as ``train``, by its name or a usual synonym."""
     folders = list_visible_folders(path)
     named = [folder for folder in folders if folder.name.lower() == split.lower()]
-    synonyms = [
-        folder for folder in folders if _get_split_of_folder(folder.name) == _get_split_of_folder(split) is not None
-    ]
+    synonyms = [folder for folder in folders if _get_split(folder.name) == _get_split(split) is not None]
     if not named and not synonyms:
         got = f"{split}; {path_to_text(path)} has {shorten_list(path_to_text(folder.name) for folder in folders)}"
         remedy = "Leave it out, or name one of these."
@@ -289,9 +283,8 @@ def map_pictures(
         with torch.no_grad():
             return function(torch.from_numpy(pixels))
 
-    parts = [
-        paths[first : first + PICTURES_PER_THREAD_TASK] for first in range(0, len(paths), PICTURES_PER_THREAD_TASK)
-    ]
+    step = PICTURES_PER_THREAD_TASK
+    parts = [paths[first : first + step] for first in range(0, len(paths), step)]
     outputs, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # in each thread of the pool
     try:

@@ -157,9 +157,8 @@ class Category(FittedColumn):
         """Restore the column from the untrusted entries of a model file."""
         levels, counts = stored.get_strings("levels"), stored.get_entry("counts", list)
         rows = stored.get_int("rows", 2**53, low=1)
-        raise_unless(
-            len(counts) == len(levels) and all(type(count) is int and count > 0 for count in counts), "no counts"
-        )
+        positive = all(type(count) is int and count > 0 for count in counts)
+        raise_unless(len(counts) == len(levels) and positive, "no counts")
         raise_unless(sum(counts) <= rows, "more rows of some levels than there are")
         return cls(levels, tuple(counts), rows)
 

@@ -65,11 +65,9 @@ class Encoding:
     @property
     def n_features_per_column(self) -> list[int]:
         """The number of features of each column."""
-        return (
-            [1] * len(self.columns)
-            if self.is_fully_numeric
-            else [len(column.feature_name_suffixes) for column in self.columns]
-        )
+        if self.is_fully_numeric:
+            return [1] * len(self.columns)
+        return [len(column.feature_name_suffixes) for column in self.columns]
 
     @property
     def feature_block_indices(self) -> Tensor | None:
@@ -211,14 +209,12 @@ def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = FORMAT
         return InferredType(Date.fit(cells))
     if cells.dtype.kind != "O":
         return InferredType(Numeric.fit(cells))
-    if numeric_format := _infer_any_numeric_format(distinct, format_order):
+    if numeric_format := _infer_numeric_format(distinct, format_order):
         return InferredType(Numeric.fit(cells, numeric_format))
     if date_format := infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
-    max_category_levels = max(
-        TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * len(present)
-    )
-    if len(distinct) <= max_category_levels and not are_sentences(distinct, present.tolist()):
+    max_levels = max(TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * len(present))
+    if len(distinct) <= max_levels and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
     if are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
@@ -238,9 +234,7 @@ def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = FORMAT
     return InferredType(None, reason, is_text=True)
 
 
-def _infer_any_numeric_format(
-    distinct: Sequence[str], format_order: Sequence[str], *, is_user_type: bool = False
-) -> str:
+def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], *, is_user_type: bool = False) -> str:
     """Infer the format of numbers, intervals or durations; if not ``is_user_type``, not of codes and times of day.
 
     Returns "" for cells of other formats.
@@ -293,11 +287,7 @@ def fit_column_as(
             return InferredType(Date.fit(text, date_format))
     if distinct and column_type == "number" and cells.dtype.kind != "M":
         is_text = cells.dtype.kind == "O"
-        if (
-            numeric_format := _infer_any_numeric_format(distinct, format_order, is_user_type=True)
-            if is_text
-            else "plain"
-        ):
+        if numeric_format := _infer_numeric_format(distinct, format_order, is_user_type=True) if is_text else "plain":
             return InferredType(Numeric.fit(cells, numeric_format))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     return raise_input_error(argument, f"name a column that holds a {column_type}", got, "Name another type, or none.")

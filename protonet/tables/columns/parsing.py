@@ -317,17 +317,13 @@ def infer_numeric_format(
         parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
         parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
         probed = cells[:N_PROBED_CELLS]
-        return {
-            name: parsers[name]
-            for name in format_order
-            if parsed_fraction(parsers[name], probed) >= MIN_PARSED_FRACTION / 2
-        }
+        least = MIN_PARSED_FRACTION / 2
+        return {name: parsers[name] for name in format_order if parsed_fraction(parsers[name], probed) >= least}
 
     if not select_likely_parsers(None):  # the unit depends on all cells, and is slow to detect
         return ""
-    fractions = {
-        name: parsed_fraction(parse, cells) for name, parse in select_likely_parsers(detect_unit(cells)).items()
-    }
+    parsers = select_likely_parsers(detect_unit(cells))
+    fractions = {name: parsed_fraction(parse, cells) for name, parse in parsers.items()}
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
 

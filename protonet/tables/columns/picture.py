@@ -100,13 +100,8 @@ class Picture(FittedColumn):
 
     def stored_values(self) -> dict[str, object]:
         """Return the settings of the descriptors and of the embedding as JSON values."""
-        embedding = {} if self.embedding is None else self.embedding.stored_values()
-        return {
-            "sizes": list(self.descriptor_sizes),
-            "side": self.picture_side,
-            "version": DESCRIPTOR_VERSION,
-            **embedding,
-        }
+        settings = {"sizes": list(self.descriptor_sizes), "side": self.picture_side, "version": DESCRIPTOR_VERSION}
+        return settings | ({} if self.embedding is None else self.embedding.stored_values())
 
     def stored_arrays(self) -> dict[str, np.ndarray]:
         """Return a dict with the mean of the embedding as "centre"; an empty dict if there is no embedding."""

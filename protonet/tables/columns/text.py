@@ -124,9 +124,8 @@ class Text(FittedColumn):
         basis = directions / np.sqrt(variances * len(cells))
         basis = basis * np.sqrt(target / np.where(variances > 0, variances, 1))
         basis /= math.sqrt(target.sum() or 1.0)
-        return cls(
-            grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.normalize_separately
-        )
+        centre = (mean @ basis).astype(np.float32)
+        return cls(grams, scales, basis.astype(np.float32), centre, rules.normalize_separately)
 
     @property
     def feature_name_suffixes(self) -> tuple[str, ...]:
@@ -330,9 +329,8 @@ class EmbeddedText(FittedColumn):
         """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(encoder, present, show_progress=show_progress)
-        return cls(
-            embedding, Text.fit(cells) if words is None else words, SECONDARY_TEXT_WEIGHT if has_other_columns else 1.0
-        )
+        weight = SECONDARY_TEXT_WEIGHT if has_other_columns else 1.0
+        return cls(embedding, Text.fit(cells) if words is None else words, weight)
 
     @property
     def feature_name_suffixes(self) -> tuple[str, ...]:
@@ -354,9 +352,8 @@ class EmbeddedText(FittedColumn):
         """Compute the features (n, features) float32 of texts (n,)."""
         cells = format_cells(cells)
         embeddings, words = self.embedding.encode(cells.tolist()), self.words.encode(cells)
-        return np.concatenate([embeddings, np.float32(WORD_COMPONENTS_WEIGHT) * words], axis=1) * np.float32(
-            self.weight
-        )
+        features = np.concatenate([embeddings, np.float32(WORD_COMPONENTS_WEIGHT) * words], axis=1)
+        return features * np.float32(self.weight)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the cells without a word that the network or the training vocabulary knows."""
