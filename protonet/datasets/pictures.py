@@ -25,14 +25,7 @@ from protonet._validation import check_int
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES, Dataset, make_dataset
 from protonet.datasets.features import load_pickle
 from protonet.datasets.files import memory_map_array, write_npz
-from protonet.embeddings.pictures.reading import (
-    IMAGE_SUFFIXES,
-    item_progress_bar,
-    list_images,
-    list_visible_folders,
-    map_in_threads,
-    open_image,
-)
+from protonet.embeddings.pictures import reading
 from protonet.errors import InputError, optional_packages, raise_input_error
 from protonet.tables.arrays import ARRAY_READ_ERRORS
 
@@ -93,7 +86,7 @@ class ImageSet:
     @property
     def is_packed(self) -> bool:
         """Whether the files are pickles or archives that each hold many pictures, not one image file per picture."""
-        return self.files[-1].suffix.lower() not in IMAGE_SUFFIXES
+        return self.files[-1].suffix.lower() not in reading.IMAGE_SUFFIXES
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
@@ -143,7 +136,7 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
     if isinstance(picture, RotatedPicture):
         turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
         return open_picture(picture.path, min_side).transpose(turns[picture.quarter_turns - 1])
-    return open_image("root", picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
+    return reading.open_image("root", picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
 
 
 def _read_picture_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
@@ -185,9 +178,11 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
 
     def decode_blocks() -> Iterator[np.ndarray]:
         threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
-        with item_progress_bar(len(pictures), "picture", shown=True) as bar:
+        with reading.item_progress_bar(len(pictures), "picture", shown=True) as bar:
             for start in range(0, len(pictures), PICTURES_PER_BLOCK):
-                yield np.stack(list(map_in_threads(decode, pictures[start : start + PICTURES_PER_BLOCK], threads)))
+                yield np.stack(
+                    list(reading.map_in_threads(decode, pictures[start : start + PICTURES_PER_BLOCK], threads))
+                )
                 bar.update(min(PICTURES_PER_BLOCK, len(pictures) - start))
 
     more = {"stamp": np.array(stamp), "y": data.y.numpy(), "names": np.array(data.class_names)}
@@ -241,10 +236,10 @@ def detect_split_folders(root: Path) -> dict[str, Path] | None:
     Returns None if ``root`` has another folder, or if the base or the novel side has no folder.
     """
     folders: dict[str, Path] = {}
-    for folder in list_visible_folders(root):
+    for folder in reading.list_visible_folders(root):
         side = folder.name.lower().removeprefix("meta-")
         side = SIDE_ALIASES.get(side, side)
-        if side not in SPLIT_SIDES or not list_visible_folders(folder):
+        if side not in SPLIT_SIDES or not reading.list_visible_folders(folder):
             return None  # the folder may be a class that is named like a side
         folders[side] = folder
     return folders if {"base", "novel"} <= set(folders) else None
@@ -252,7 +247,7 @@ def detect_split_folders(root: Path) -> dict[str, Path] | None:
 
 def list_pictures_by_class(root: Path) -> LabelledPictures:
     """List the pictures ``root/CLASS/*.png`` with their classes, without a split; both are sorted by name."""
-    folders = list_visible_folders(root)
+    folders = reading.list_visible_folders(root)
     if not folders:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
     return list_class_pictures((folder, folder.name) for folder in folders)
@@ -260,7 +255,7 @@ def list_pictures_by_class(root: Path) -> LabelledPictures:
 
 def list_class_pictures(folders: Iterable[tuple[Path, str]]) -> LabelledPictures:
     """List the pictures in ``folders``, pairs (folder, class); raise an InputError for a folder without pictures."""
-    pairs = [(picture, label) for folder, label in folders for picture in list_images("root", folder)]
+    pairs = [(picture, label) for folder, label in folders for picture in reading.list_images("root", folder)]
     return LabelledPictures([picture for picture, _ in pairs], [label for _, label in pairs])
 
 

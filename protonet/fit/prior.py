@@ -20,14 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import PRIOR_PARAMETERS
-from protonet.selection.scoring import (
-    WEIGHTING,
-    fit_scale_and_offsets,
-    fit_view_weights,
-    row_slices,
-    select_by_class_mask,
-    weights_from_losses,
-)
+from protonet.selection import scoring
 from protonet.views.view import TrainingRows, ViewSpec, canonical_feature_order, select_evenly
 
 #: All tags that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.tags`.
@@ -182,9 +175,9 @@ def build_prior_input(
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
-    seen_cosines = [select_by_class_mask(view, seen) for view in cosines]
+    seen_cosines = [scoring.select_by_class_mask(view, seen) for view in cosines]
     shape = seen_cosines[0].shape  # (n, seen)
-    blocks = list(row_slices(shape[0], len(cosines) * shape[1]))
+    blocks = list(scoring.row_slices(shape[0], len(cosines) * shape[1]))
 
     def stack_cosines(block: slice) -> Tensor:
         """Stack the cosines of all views for a block of m rows: (views, m, classes with rows) float64."""
@@ -204,14 +197,14 @@ def build_prior_input(
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
-            losses = [fit_scale_and_offsets(view, labels, sizes, weights)[2] for view in cosines]
+            losses = [scoring.fit_scale_and_offsets(view, labels, sizes, weights)[2] for view in cosines]
         stacked_losses = torch.stack(list(losses))  # (views, n)
         means = stacked_losses.mean(dim=1)
         best = int(means.argmin())
         error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
         right = torch.stack([_accuracy_with_ties(view, labels) for view in cosines])
-        soft = weights_from_losses(cosines, losses)
-        joint = fit_view_weights(cosines, labels, sizes, soft, weights)
+        soft = scoring.weights_from_losses(cosines, losses)
+        joint = scoring.fit_view_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
         start = influences[1].clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log()
         divisor = spread.clamp_min(MIN_VIEW_SPREAD)[:, None, None]
@@ -219,7 +212,7 @@ def build_prior_input(
         mixed = torch.empty(shape, dtype=torch.float64)
         for block in blocks:
             mixed[block] = torch.tensordot(influences[1], stack_cosines(block) / divisor, dims=1)
-        factor, offsets, mixture_losses = fit_scale_and_offsets(mixed, targets, sizes[seen], weights)
+        factor, offsets, mixture_losses = scoring.fit_scale_and_offsets(mixed, targets, sizes[seen], weights)
         pull, inner, squares = (torch.zeros_like(spread) for _ in range(3))
         mixed_square = 0.0
         for block in blocks:
@@ -351,7 +344,7 @@ class WeightingPrior(nn.Module):
 
 def drop_small_influences(influence: Tensor) -> Tensor:
     """Set influences (views,) below ``WEIGHTING.min_influence`` to 0, except the largest one."""
-    return torch.where(influence >= min(WEIGHTING.min_influence, float(influence.max())), influence, 0.0)
+    return torch.where(influence >= min(scoring.WEIGHTING.min_influence, float(influence.max())), influence, 0.0)
 
 
 def serialize_prior(prior: WeightingPrior) -> str:

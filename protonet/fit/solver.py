@@ -16,13 +16,7 @@ from torch import Tensor
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.fit.networks import (
-    LABEL_PROPAGATION,
-    SemiSupervisedResult,
-    decide_use_of_unlabelled_rows,
-    fit_selected_model,
-    select_semi_supervised_views,
-)
+from protonet.fit import networks
 from protonet.fit.search import (
     EFFORTS,
     RAW_LINEAR,
@@ -72,7 +66,7 @@ class Solution(NamedTuple):
     merged_groups: Tensor | None = None
     """(groups,) int64: the group id in the training set of each input group; input groups are in ascending order.
     Groups that share duplicates or near-duplicates have the same id. None if the input has no groups."""
-    semi_supervised: SemiSupervisedResult | None = None
+    semi_supervised: networks.SemiSupervisedResult | None = None
     """The decision whether unlabelled rows are used, with its evidence; None if there are no unlabelled rows."""
     reselect: Callable[[Tensor], SelectedModel] | None = None
     """Function that repeats the selection of views without the held-out predictions of some rows. It takes their
@@ -87,7 +81,7 @@ class Solution(NamedTuple):
         views = (
             self.selected.views
             if self.selected.unlabelled is None
-            else select_semi_supervised_views(self.selected.views)
+            else networks.select_semi_supervised_views(self.selected.views)
         )
         influences = {spec.name: self.selected.influences.get(spec.name, weight) for spec, weight in views}
         total = sum(influences.values())
@@ -205,8 +199,8 @@ def fit_solution(
                 cast(LabelledSamples, train_loader), val_loader, metadata
             )
         max_pool_rows = min(
-            LABEL_PROPAGATION.max_rows_any_classes,
-            max(LABEL_PROPAGATION.max_rows, LABEL_PROPAGATION.max_rows_per_class * num_classes),
+            networks.LABEL_PROPAGATION.max_rows_any_classes,
+            max(networks.LABEL_PROPAGATION.max_rows, networks.LABEL_PROPAGATION.max_rows_per_class * num_classes),
         )
         pool = None if unlabelled is None else read_unlabelled_samples(unlabelled, features.shape[1], max_pool_rows)
         training_set, joined = prepare_training_set(
@@ -223,7 +217,7 @@ def fit_solution(
         training_set, pooled = replace(training_set, device=device), None
         if pool is not None and pool[2] and plan.ensemble_sizes:
             training_set = training_set.add_unlabelled_rows(*pool)
-            selected, pooled = decide_use_of_unlabelled_rows(
+            selected, pooled = networks.decide_use_of_unlabelled_rows(
                 training_set,
                 selected,
                 searched.deadline,
@@ -233,7 +227,7 @@ def fit_solution(
                 ),
             )
         progress("final fit", SEARCH_PROGRESS_FRACTION if pooled is None else FINAL_FIT_PROGRESS_FRACTION)
-        network = fit_selected_model(training_set, selected, started + time_limit)
+        network = networks.fit_selected_model(training_set, selected, started + time_limit)
         training_set = replace(training_set, device=CPU)  # later fits run on the CPU by default
         rechoose = None if explored is None else lambda rows: select_model(explored.without_rows(rows), plan, search)
         return Solution(network, selected, training_set, joined, pooled, rechoose)

@@ -32,13 +32,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import plural, to_printable
+from protonet.commands import predict
 from protonet.commands.options import ServeOptions
-from protonet.commands.predict import (
-    PredictionOutputSpec,
-    choose_rejection_threshold,
-    format_csv_header,
-    format_predicted_classes,
-)
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
@@ -215,7 +210,7 @@ def classify_batch(batch: list[PendingRequest]) -> list[Classification | Excepti
     try:
         x = np.concatenate([item.rows.x for item in batch])
         logits = model.predict_logits(x, np.concatenate([item.rows.uninformative_mask for item in batch]))
-        named = format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+        named = predict.format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except UserError as error:
         if len(batch) > 1:
             return [classify_batch([item])[0] for item in batch]
@@ -326,8 +321,8 @@ class PredictionApi:
         probabilities = format_probabilities(logits) if query.return_probabilities else []
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            spec = PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
-            header = format_csv_header(model, spec, [])
+            spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
+            header = predict.format_csv_header(model, spec, [])
             return Response(header + format_csv(lines), media_type=CSV_TYPE)
         classes = list(map(str, model.classes))
         predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
@@ -457,7 +452,7 @@ def get_rejection_threshold(model: TablePipeline, false_rejection_rate: float | 
     if limits and not limits[0] <= false_rejection_rate <= limits[1]:
         must, remedy = f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", "There are too few held-out rows for others."
         raise_input_error("unknown", must, false_rejection_rate, remedy)
-    return choose_rejection_threshold(model, false_rejection_rate)
+    return predict.choose_rejection_threshold(model, false_rejection_rate)
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:

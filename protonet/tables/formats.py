@@ -19,16 +19,8 @@ import numpy as np
 from protonet._text import escape_control_chars, shorten_list, unescape_formula
 from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.tables import delimited
 from protonet.tables.arrays import ARRAY_READ_ERRORS, decode_labels, memory_map_npy, read_arrays
-from protonet.tables.delimited import (
-    DELIMITER_NOTE,
-    DELIMITERS,
-    N_LAYOUT_DETECTION_ROWS,
-    SPREADSHEET_ERRORS,
-    add_title_notes,
-    locate_header,
-    read_delimited_rows,
-)
 
 #: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
@@ -165,7 +157,7 @@ def open_csv(
 ) -> TableSource:
     """Open a file of delimited text as a table; the arguments are those of `open_table_source`."""
     notes: list[str] = []
-    lines = read_delimited_rows(path, notes, names=names, text_column=text_column, has_header=has_header)
+    lines = delimited.read_delimited_rows(path, notes, names=names, text_column=text_column, has_header=has_header)
     header = [" ".join(cell.split()) for cell in next(lines, (0, []))[1]]
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
@@ -177,7 +169,7 @@ def open_csv(
             cells = list(zip(*rows, strict=True))
             yield TableChunk([make_text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
 
-    semicolons = DELIMITER_NOTE.format(DELIMITERS[";"]) in notes
+    semicolons = delimited.DELIMITER_NOTE.format(delimited.DELIMITERS[";"]) in notes
     return TableSource(
         header=header,
         n_columns=len(header),
@@ -358,16 +350,18 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
-    sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_DETECTION_ROWS]]
+    sample = [
+        [_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[: delimited.N_LAYOUT_DETECTION_ROWS]
+    ]
     max_width = max(map(len, sample), default=0)
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
-    header_index = locate_header(sample, names)
+    header_index = delimited.locate_header(sample, names)
     first, end = (filled[header_index], filled[-1] + 1) if filled else (0, 0)
     notes: list[str] = []
     if len(sheets) > 1:
         others = ", ".join(repr(name) for name in sheets if name != title)
         notes.append(f"sheet {title!r} of {len(sheets)}; `sheet` names another one: {others}")
-    add_title_notes(notes, sample[:header_index])
+    delimited.add_title_notes(notes, sample[:header_index])
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
@@ -409,7 +403,7 @@ def _has_content(cell: object) -> bool:
 
 def _has_valid_value(cell: object) -> bool:
     """Test whether an Excel cell has content other than an error value."""
-    return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
+    return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in delimited.SPREADSHEET_ERRORS)
 
 
 def _excel_cell_to_text(cell: object) -> str:

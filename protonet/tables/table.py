@@ -14,16 +14,9 @@ import numpy as np
 
 from protonet._text import plural, shorten_list, to_printable
 from protonet.errors import raise_input_error
+from protonet.tables import formats
 from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing_cells
 from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS, is_decimal_number
-from protonet.tables.formats import (
-    DEFAULT_ROW_FORMAT,
-    PICTURE_COLUMN,
-    TableChunk,
-    TableSource,
-    closest_match,
-    open_table_source,
-)
 
 #: Common names of columns of labels, in lower case.
 COMMON_LABEL_NAMES = frozenset(
@@ -126,7 +119,7 @@ class Table:
 
 
 def make_table(
-    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = DEFAULT_ROW_FORMAT
+    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = formats.DEFAULT_ROW_FORMAT
 ) -> Table:
     """Make a table without labels, whose rows are a single block, from the cells (n,) of each column."""
     rows = range(len(columns[0]))
@@ -158,7 +151,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     if spec.require_labels and labels is None and is_npy:
         got = f"none beside {path}"
         raise_input_error("labels", "name the file of the classes", got, "Save them with numpy.save.")
-    source = open_table_source(
+    source = formats.open_table_source(
         path,
         labels,
         label=spec.label_column,
@@ -230,7 +223,7 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
     return table, RowBlock(columns, np.concatenate([block.labels for block in blocks]), extra, positions, indices)
 
 
-def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> list[str]:
+def _rename_repeated_columns(file: Path, source: formats.TableSource, label: str) -> list[str]:
     """Return the names of the columns; repeated ones are renamed as by pandas, such as "price.1", and a note says so.
 
     Raises:
@@ -256,7 +249,7 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> lis
     return renamed
 
 
-def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
+def _select_columns(file: Path, source: formats.TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
@@ -312,25 +305,25 @@ def _check_user_columns(argument: str, names: Sequence[str], path: str, availabl
     """Raise an InputError, which suggests a similar name, if a name that the user typed is not ``available``."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
-        similar = closest_match(unknown[0], available)
+        similar = formats.closest_match(unknown[0], available)
         remedy = f"Did you mean {to_printable(similar)}?" if similar else "Name those that it has."
         raise_input_error(argument, "name columns of the table", got, remedy)
 
 
 def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
     """Format the advice of an error about missing feature columns: it suggests unused columns with similar names."""
-    if list(missing) == [PICTURE_COLUMN]:
+    if list(missing) == [formats.PICTURE_COLUMN]:
         return "The model was fitted to pictures: pass a folder of them."
-    pairs = [(name, similar) for name in missing if (similar := closest_match(name, unused))][:MAX_SUGGESTIONS]
+    pairs = [(name, similar) for name in missing if (similar := formats.closest_match(name, unused))][:MAX_SUGGESTIONS]
     similar = ", ".join(f"{to_printable(similar)} for {to_printable(name)}" for name, similar in pairs)
     remedy = "Name the columns as in the table that the model was fitted to."
     return f"Did you mean {similar}? {remedy}" if similar else remedy
 
 
-def _suggest_label(source: TableSource, label: str) -> str:
+def _suggest_label(source: formats.TableSource, label: str) -> str:
     """Format the advice of an error about a missing label column: a similar name, and columns that may be labels."""
     header = source.header or []
-    similar = closest_match(label, header)
+    similar = formats.closest_match(label, header)
     chunk = next(source.read_chunks(range(len(header))), None)
     likely = []
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
@@ -357,7 +350,7 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _read_blocks(
-    source: TableSource, chunks: Iterator[TableChunk], n_features: int, n_extra: int, spec: ReadSpec
+    source: formats.TableSource, chunks: Iterator[formats.TableChunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
     """Yield chunks of a file as blocks with parsed labels, without blank and unlabelled rows that ``spec`` drops."""
     start = n_blank = n_unlabelled = n_kept = 0

@@ -16,19 +16,11 @@ import torch
 from torch import Tensor
 
 from protonet.losses import MAX_CHUNK_ROWS
+from protonet.views import view
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
-from protonet.views.view import (
-    InputMap,
-    TrainingRows,
-    View,
-    ViewSpec,
-    canonical_feature_order,
-    renumber_by_first_row,
-    select_evenly,
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class ForestSpec:
 
     max_trees: int  #: Maximum number of trees.
     use_shifts: bool = False  #: Whether trees are also grown from shifted copies of the rows; see `shift_rows`.
-    source: ClassVar[ViewSpec | None] = None
+    source: ClassVar[view.ViewSpec | None] = None
     is_trained: ClassVar[bool] = False
 
     @property
@@ -78,7 +70,7 @@ class ForestSpec:
         """The name in reports: "forest" or "shifted forest"."""
         return "shifted forest" if self.use_shifts else "forest"
 
-    def fit(self, rows: TrainingRows, source: InputMap | None = None) -> ForestView:
+    def fit(self, rows: view.TrainingRows, source: view.InputMap | None = None) -> ForestView:
         """Grow a forest from the rows, or from evenly spaced rows if they are many.
 
         The maximum number of rows is ``FOREST.max_fitted_rows`` for all training rows, and the same fraction of a fold.
@@ -90,15 +82,15 @@ class ForestSpec:
         """
         device, rows = rows.features.device, rows.to(torch.device("cpu"))
         shifts = rows.shifts if self.use_shifts else (0,)
-        class_ids, classes = renumber_by_first_row(rows.labels)  # the first class wins ties
+        class_ids, classes = view.renumber_by_first_row(rows.labels)  # the first class wins ties
         x, labels = shift_rows(rows.features, shifts), class_ids.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
-        chosen = select_evenly(len(x), rows.scale_row_limit(FOREST.max_fitted_rows))
+        chosen = view.select_evenly(len(x), rows.scale_row_limit(FOREST.max_fitted_rows))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         blocks = torch.arange(x.shape[1]) if rows.column_indices is None else rows.column_indices
-        columns = canonical_feature_order(x, blocks)  # features are drawn by their position
+        columns = view.canonical_feature_order(x, blocks)  # features are drawn by their position
         x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
         trees = max_tree_count(len(x), x.shape[1], self.max_trees)
         batch = max(1, int(FOREST.max_batch_work / (len(x) * _splits_per_node(x.shape[1]))))
@@ -126,7 +118,7 @@ class ForestFamily(ViewFamily):
         """Build the family with 50 trees for the effort "fast", 500 for "best" and 200 for any other effort."""
         return cls({"fast": 50, "best": 500}.get(effort, 200))
 
-    def final_spec(self, spec: ViewSpec, weight: float) -> ViewSpec:
+    def final_spec(self, spec: view.ViewSpec, weight: float) -> view.ViewSpec:
         """Return the spec with fewer trees if the forest has little weight, so that its noise matters less.
 
         The number is ``FOREST.min_trees`` times a power of two, since any other number of trees draws other splits: a
@@ -206,7 +198,7 @@ class ForestConfig(Config):
     classes: int = bounded_field()  #: Number of classes.
 
 
-class ForestView(View):
+class ForestView(view.View):
     """A fitted forest. Its output for a row is, for each class, the fraction of trees that predict the class.
 
     Buffers are the tensors of `TreeNodes`, in the order of `_sort_nodes`. Roots and children are not stored, since

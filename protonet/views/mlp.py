@@ -22,16 +22,8 @@ from protonet.losses import MAX_CHUNK_ROWS, class_means, cosine_cross_entropy, e
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.selection.scoring import is_worse_by_one_error, select_simplest_within_one_error
+from protonet.views import evaluation
 from protonet.views.config import Config, bounded_field, raise_unless
-from protonet.views.evaluation import (
-    MLP_SIZES,
-    VIEW_PRUNING,
-    Candidate,
-    CandidateEvaluator,
-    EncoderPlan,
-    ViewFamily,
-    count_mlp_parameters,
-)
 from protonet.views.linear import LinearSpec
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
@@ -246,10 +238,10 @@ class MLPSpec:
 
 
 @dataclass(frozen=True)
-class MLPFamily(ViewFamily):
+class MLPFamily(evaluation.ViewFamily):
     """Ensembles of MLPs of increasing size, each trained until more steps increase the held-out log-loss."""
 
-    max_n_sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
+    max_n_sizes: int = len(evaluation.MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
     step_counts: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
     max_work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
     training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
@@ -266,7 +258,7 @@ class MLPFamily(ViewFamily):
     def without_validation(self) -> None:
         """Return None, for no MLP: without held-out rows, it cannot be decided whether training helps."""
 
-    def smallest_trained_spec(self, plan: EncoderPlan, source: ViewSpec) -> MLPSpec | None:
+    def smallest_trained_spec(self, plan: evaluation.EncoderPlan, source: ViewSpec) -> MLPSpec | None:
         """Return the spec of the smallest MLP on a linear view.
 
         Returns None if the family has no MLPs, or if all exceed the parameter budget.
@@ -281,7 +273,7 @@ class MLPFamily(ViewFamily):
             training_config=self.training_config,
         )
 
-    def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
+    def candidates(self, evaluator: evaluation.CandidateEvaluator) -> Iterator[evaluation.Candidate]:
         """Train MLPs of each size on all folds at once; yield a candidate for each size and number of steps.
 
         The input is the simplest linear view that is within one standard error of the best linear view. MLPs are also
@@ -314,12 +306,12 @@ class MLPFamily(ViewFamily):
             # A larger size is evaluated only if the last one was the best, and is not worse than the best view.
             if index > 1 and (best_size != sizes[index - 1] or is_worse_by_one_error(best.losses, leader.losses)):
                 break
-            if index > 1 and len(evaluator.labels) < VIEW_PRUNING.min_evaluated_rows:
+            if index > 1 and len(evaluator.labels) < evaluation.VIEW_PRUNING.min_evaluated_rows:
                 break  # too few rows to compare sizes
             mlps = ResidualMLPs(members * len(fold_data), dim, hidden, plan.embedding_dim, evaluator.generator)
             mlps = mlps.to(fold_data[0].inputs.device)
             data = [rows_of_fold for rows_of_fold in fold_data for _ in range(members)]
-            step_work = len(data) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
+            step_work = len(data) * evaluation.count_mlp_parameters(dim, hidden, plan.embedding_dim)
             best_of_size = untrained
             # The smallest MLP hardly differs from its source.
             step_counts = self.step_counts if index else self.step_counts[:1]

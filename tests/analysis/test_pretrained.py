@@ -12,16 +12,7 @@ import pytest
 from PIL import Image
 
 from analysis.__main__ import main
-from analysis.pretrained.measure import (
-    CLASS_CODES,
-    LOGISTIC,
-    SETFIT,
-    TFIDF,
-    ItemDataset,
-    list_datasets,
-    read_dataset,
-    split_dataset,
-)
+from analysis.pretrained import measure
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
 from protonet.embeddings.loading import ENCODER_PACKAGES
@@ -53,9 +44,9 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "pictures" / name / "1.png")
-    paths = list_datasets(tmp_path)
+    paths = measure.list_datasets(tmp_path)
     assert list(paths) == ["things", "pictures"]
-    texts, pictures = map(read_dataset, paths.values())
+    texts, pictures = map(measure.read_dataset, paths.values())
     assert (texts.modality, texts.classes, texts.class_names[0]) == ("text", tuple(WORDS), "fruit")
     assert (pictures.modality, pictures.class_names) == ("picture", ["a", "b"])
     assert [Path(cell).parent.name for cell in pictures.contents] == ["a", "b"]
@@ -76,8 +67,8 @@ def test_folders_that_are_no_data_set_are_one_line(
 
 def test_a_split_judges_no_row_that_it_learns_from() -> None:
     labels = np.repeat([0, 1, 2], [5, 40, 60])
-    items = ItemDataset("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
-    parts = {shots: split_dataset(items, shots, 3, 30) for shots in (0, 1, 20)}
+    items = measure.ItemDataset("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
+    parts = {shots: measure.split_dataset(items, shots, 3, 30) for shots in (0, 1, 20)}
     assert [np.bincount(labels[part.labelled_rows], minlength=3).tolist() for part in parts.values()] == [
         [0, 0, 0],
         [1, 1, 1],
@@ -88,7 +79,7 @@ def test_a_split_judges_no_row_that_it_learns_from() -> None:
     assert len(set(parts[0].test_rows)) == 30
     for part in parts.values():
         np.testing.assert_array_equal(part.test_rows, parts[0].test_rows)
-    assert set(split_dataset(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
+    assert set(measure.split_dataset(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
 
 
 @needs_words
@@ -108,7 +99,13 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
-    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CLASS_CODES, LOGISTIC, TFIDF]
+    assert [method for shots, method in row_of if shots == 5] == [
+        "words",
+        "none",
+        measure.CLASS_CODES,
+        measure.LOGISTIC,
+        measure.TFIDF,
+    ]
     assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
     assert row_of[5, "words"]["percent"] >= 75
     assert all(row["seconds"] >= 0 for row in rows)
@@ -144,7 +141,7 @@ def test_means_are_over_sets_and_leads_in_pairs() -> None:
         return row | {"takes": "text", "shots": 5, "representation": "words", "seconds": 2.0}
 
     rows = [row("a", "words", 80), row("a", "words", 90, 1), row("b", "words", 60)]
-    rows += [row("a", LOGISTIC, 75), row("b", LOGISTIC, 40), row("b", SETFIT, 61)]
+    rows += [row("a", measure.LOGISTIC, 75), row("b", measure.LOGISTIC, 40), row("b", measure.SETFIT, 61)]
     table = tabulate(rows, {"a": 2, "b": 3})
     assert "**2 sets of texts, 5 labelled per class**" in table
     assert "| fit, words                 | 72.5        | +15.00 ±5.00 " in table  # 10 and 20

@@ -13,19 +13,10 @@ import torch
 from torch import Tensor
 
 from protonet.errors import raise_input_error
+from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.columns.parsing import (
-    FORMATS_DECIMAL_POINT_FIRST,
-    are_dates_in_any_format,
-    are_durations,
-    format_cells,
-    infer_date_format,
-    infer_interval_format,
-    infer_numeric_format,
-    is_missing,
-)
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text, count_ngrams
 from protonet.views.config import UntrustedComponent, raise_unless
@@ -193,13 +184,15 @@ class InferredType(NamedTuple):
         return "text" if self.is_text else None if self.column is None else self.column.modality
 
 
-def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST) -> InferredType:
+def infer_column_type(
+    cells: np.ndarray, *, format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST
+) -> InferredType:
     """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
     The first format of ``format_order`` wins among the number formats that match equally many cells. Columns that are
     empty, constant, identifiers of rows, dates in contradictory formats, or text without shared words are dropped.
     """
-    present = cells[~is_missing(cells)]
+    present = cells[~parsing.is_missing(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
     if not distinct:
         return InferredType(None, "empty")
@@ -211,12 +204,12 @@ def infer_column_type(cells: np.ndarray, *, format_order: Sequence[str] = FORMAT
         return InferredType(Numeric.fit(cells))
     if numeric_format := _infer_numeric_format(distinct, format_order):
         return InferredType(Numeric.fit(cells, numeric_format))
-    if date_format := infer_date_format(distinct):
+    if date_format := parsing.infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
     max_levels = max(TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * len(present))
     if len(distinct) <= max_levels and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
-    if are_dates_in_any_format(distinct):
+    if parsing.are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
     has_spaces = any(" " in cell for cell in distinct)
     with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
@@ -239,11 +232,11 @@ def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], 
 
     Returns "" for cells of other formats.
     """
-    if numeric_format := infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
+    if numeric_format := parsing.infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
         return numeric_format
-    if interval_format := infer_interval_format(distinct, format_order):
+    if interval_format := parsing.infer_interval_format(distinct, format_order):
         return interval_format
-    return "duration" if are_durations(distinct, allow_times_of_day=is_user_type) else ""
+    return "duration" if parsing.are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
 def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
@@ -265,15 +258,15 @@ def fit_column_as(
     argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
-    format_order: Sequence[str] = FORMATS_DECIMAL_POINT_FIRST,
+    format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST,
 ) -> InferredType:
     """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 
     Texts without shared words are only accepted if ``has_text_encoder``. Raises an InputError, with the names of the
     column and of the ``argument``, if the column is empty or its cells are not of this type.
     """
-    distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
-    text = format_cells(cells)
+    distinct = list(dict.fromkeys(cells[~parsing.is_missing(cells)].tolist()))
+    text = parsing.format_cells(cells)
     if distinct and column_type == "picture" and cells.dtype.kind == "O":
         return InferredType(Picture())
     if distinct and column_type == "category":
@@ -283,7 +276,7 @@ def fit_column_as(
     if distinct and column_type == "date":
         if cells.dtype.kind == "M":
             return InferredType(Date.fit(cells))
-        if date_format := infer_date_format(map(str, distinct)):
+        if date_format := parsing.infer_date_format(map(str, distinct)):
             return InferredType(Date.fit(text, date_format))
     if distinct and column_type == "number" and cells.dtype.kind != "M":
         is_text = cells.dtype.kind == "O"
