@@ -247,9 +247,8 @@ class PrototypeNetwork(nn.Module):
 
         if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
             return classify(rows)
-        return torch.cat(
-            [classify(chunk) for chunk in rows.split(min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled))))]
-        )
+        n_rows = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
+        return torch.cat([classify(chunk) for chunk in rows.split(n_rows)])
 
     def mask_logits(self, logits: Tensor) -> Tensor:
         """Lower the logits of classes without a prototype, so that they are never predicted; return (n, num_classes).
@@ -297,9 +296,8 @@ class PrototypeNetwork(nn.Module):
         """
         before = len(self.counts)
         n_new = 0 if num_classes is None else check_int("num_classes", num_classes, low=before) - before
-        self._add_samples_to_sums(
-            F.pad(self.sums, (0, 0, 0, n_new)), F.pad(self.counts, (0, n_new)), features, labels, weights
-        )
+        sums, counts = F.pad(self.sums, (0, 0, 0, n_new)), F.pad(self.counts, (0, n_new))
+        self._add_samples_to_sums(sums, counts, features, labels, weights)
 
     def add_class(self, features: Tensor) -> int:
         """Add one new class, without training.

@@ -334,12 +334,10 @@ class TablePipeline(Model):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
-        if (
-            uninformative_mask is not None
-            and uninformative_mask.any()
-            and (by_frequency := self.uninformative_logits) is not None
-        ):
-            logits[torch.from_numpy(uninformative_mask)] = by_frequency.to(logits)
+        if uninformative_mask is not None and uninformative_mask.any():
+            by_frequency = self.uninformative_logits
+            if by_frequency is not None:
+                logits[torch.from_numpy(uninformative_mask)] = by_frequency.to(logits)
         return logits
 
     @cached_property
@@ -399,14 +397,10 @@ class TablePipeline(Model):
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
-            metadata["scores"] = calibrate_known_scores(
-                score_known_class_of_held_out_rows(cv), float(cv.known_score_offset)
-            ).tolist()
-        update_state = {
-            **cross_validation_tensors(cv),
-            TRAINING_HASHES_ENTRY: hashes,
-            HELD_OUT_POSITIONS_ENTRY: positions,
-        }
+            scores = score_known_class_of_held_out_rows(cv)
+            metadata["scores"] = calibrate_known_scores(scores, float(cv.known_score_offset)).tolist()
+        update_state = cross_validation_tensors(cv)
+        update_state |= {TRAINING_HASHES_ENTRY: hashes, HELD_OUT_POSITIONS_ENTRY: positions}
         return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.fold_models)
 
     def without_cross_validation(self) -> TablePipeline:

@@ -87,9 +87,8 @@ def sample_episodes(
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
     classes = keys.argsort(dim=1)[:, :n_way]  # (n_episodes, n_way)
     uniform = torch.rand(n_episodes, n_way, n_shot + n_query, generator=generator, dtype=torch.float64)
-    return index.row_indices[
-        index.class_starts[classes][..., None] + draw_without_replacement(uniform, index.class_counts[classes])
-    ]
+    offsets = draw_without_replacement(uniform, index.class_counts[classes])
+    return index.row_indices[index.class_starts[classes][..., None] + offsets]
 
 
 def draw_without_replacement(uniform: Tensor, n_items: Tensor) -> Tensor:

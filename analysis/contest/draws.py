@@ -197,9 +197,8 @@ def run(options: argparse.Namespace) -> StudyReport:
                 runs += [MethodRun(*draw, *pair) for pair in pairs]
     data, others = "protonet/datasets/synthetic.py", ("analysis/shared/baselines.py", "analysis/contest/draws.py")
     codes = hash_sources(data, *others, "protonet/losses.py"), hash_sources(data, *library_files())
-    rows = summarise(
-        run_all(runs, run_method, options.state, lambda run: codes[run.method == SOLVER_METHOD], unit="result")
-    )
+    finished = run_all(runs, run_method, options.state, lambda run: codes[run.method == SOLVER_METHOD], unit="result")
+    rows = summarise(finished)
     return StudyReport(rows, tabulate(rows))
 
 

@@ -32,9 +32,8 @@ def sample_tables(generator: torch.Generator, tables: int, rows: int, columns: i
     """Generate synthetic tables: values (tables, rows, columns) and 2 to ``max_classes`` classes (tables, rows)."""
     drawn = torch.randint(len(TABLE_FAMILIES), (tables,), generator=generator)
     values, classes = [], []
-    for family, count in zip(
-        TABLE_FAMILIES, torch.bincount(drawn, minlength=len(TABLE_FAMILIES)).tolist(), strict=True
-    ):
+    counts = torch.bincount(drawn, minlength=len(TABLE_FAMILIES)).tolist()
+    for family, count in zip(TABLE_FAMILIES, counts, strict=True):
         if not count:
             continue
         more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
@@ -103,9 +102,8 @@ def _sample_root_variables(generator: torch.Generator, tables: int, rows: int, c
 def _bin_scores(generator: torch.Generator, score: Tensor, n_classes: Tensor, is_balanced: Tensor) -> Tensor:
     """Bin scores (tables, rows) into classes at random thresholds; ``is_balanced`` tables have similar frequencies."""
     weight = -_uniform(generator, len(score), N_CLASS_CODES).clamp_min(1e-9).log()
-    weight = torch.where(is_balanced[:, None], 1 + 0.2 * weight, 0.5 + weight) * (
-        torch.arange(N_CLASS_CODES) < n_classes[:, None]
-    )
+    weight = torch.where(is_balanced[:, None], 1 + 0.2 * weight, 0.5 + weight)
+    weight = weight * (torch.arange(N_CLASS_CODES) < n_classes[:, None])
     thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
     classes = (_rank(score)[:, :, None] / score.shape[1] >= thresholds[:, None]).sum(dim=2)
     return torch.minimum(classes, (n_classes - 1)[:, None])
@@ -123,10 +121,8 @@ def _make_causal_tables(
         weight, uniform = _normal(generator, *shape), _uniform(generator, *shape)
         weight = weight * (uniform < 0.15 * math.exp(math.log(1 / 0.15) * float(_uniform(generator, 1))))
         weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
-        tame, any_kind = (
-            _integers(generator, 3, tables, 1, width),
-            _integers(generator, N_ACTIVATIONS, tables, 1, width),
-        )
+        tame = _integers(generator, 3, tables, 1, width)
+        any_kind = _integers(generator, N_ACTIVATIONS, tables, 1, width)
         kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
         shift = 0.5 * wild * _normal(generator, tables, 1, width)
         z = _standardise(_activate_columns(_standardise(z @ weight) + shift, kind))
@@ -359,9 +355,8 @@ def encode_cells(generator: torch.Generator, columns: ColumnBatch, classes: Tens
     chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, N_CELL_CHANNELS - N_NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
     ranks = RANK_SCALE * _rank_among_labelled(values, n_labelled)
-    numeric = torch.stack(
-        [_scale_columns(values, n_labelled), ranks, _scale_columns(is_missing.float(), n_labelled)], dim=3
-    )
+    scaled, missing = _scale_columns(values, n_labelled), _scale_columns(is_missing.float(), n_labelled)
+    numeric = torch.stack([scaled, ranks, missing], dim=3)
     numeric, encoded = numeric.masked_fill(is_category[..., None], 0), encoded.masked_fill(~is_category[..., None], 0)
     is_class_labelled = mask_labelled_classes(classes, n_labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, is_class_labelled)

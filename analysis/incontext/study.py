@@ -92,9 +92,8 @@ def sample_tasks() -> list[EvaluationTask]:
             for numeric, n_features in ((False, table.n_features), (True, table.n_numeric_features)):
                 columns = min(max_columns, int(n_features[0]))
                 if columns >= 2:
-                    drawn = table.sample(
-                        generator, EPISODES_PER_REAL_TASK, n_labelled, N_NEW_ROWS, columns, numeric=numeric
-                    )
+                    sizes = (EPISODES_PER_REAL_TASK, n_labelled, N_NEW_ROWS, columns)
+                    drawn = table.sample(generator, *sizes, numeric=numeric)
                     if drawn is not None:
                         tasks.append(EvaluationTask("numeric" if numeric else "mixed", index, n_labelled, drawn))
     for n_labelled, columns, min_class_rows in SYNTHETIC_TASK_SIZES:

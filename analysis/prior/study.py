@@ -108,9 +108,8 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
 def score_view_weights(batch: TaskBatch, log_weights: Tensor, log_factor: Tensor) -> tuple[Tensor, Tensor]:
     """Compute test log-loss and accuracy (tasks,), given log-weights of views and log-factors of logits."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weights.exp(), batch.cosines.float())
-    logits = (mixed * (batch.inverse_temperature * log_factor.exp())[:, None, None]).masked_fill(
-        ~batch.is_class[:, None], -1e9
-    )
+    logits = mixed * (batch.inverse_temperature * log_factor.exp())[:, None, None]
+    logits = logits.masked_fill(~batch.is_class[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.test_y, reduction="none", ignore_index=-1)
     rows = (batch.test_y >= 0).float()
     right = (logits.argmax(dim=2) == batch.test_y).float() * rows

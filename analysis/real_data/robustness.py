@@ -172,9 +172,8 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
 
 def summarise(results: Mapping[MethodRun, Mapping[str, float]]) -> list[Row]:
     """Group results by data set and shots; add accuracies in percent and the baseline with the best mean (``best``)."""
-    rows = tables.group_by_dataset(
-        {run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()}
-    )
+    percents = {run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()}
+    rows = tables.group_by_dataset(percents)
     for row in rows:
         del row["accuracy"]
         row["best"] = tables.get_best_baseline(row, "percent", BASELINES)

@@ -170,9 +170,8 @@ def fit_contest_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(MLP_SEED)  # as the contest does
         loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
-        model = nn.Sequential(
-            nn.Linear(x.shape[1], MLP_HIDDEN_WIDTH), nn.ReLU(), nn.Linear(MLP_HIDDEN_WIDTH, int(y.max()) + 1)
-        )
+        first, last = nn.Linear(x.shape[1], MLP_HIDDEN_WIDTH), nn.Linear(MLP_HIDDEN_WIDTH, int(y.max()) + 1)
+        model = nn.Sequential(first, nn.ReLU(), last)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(MLP_EPOCHS):
             for inputs, labels in loader:

@@ -120,10 +120,8 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
         images, labels = _render_characters(chosen, faces, copies)
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
-            got = f"{len(names)} of {len(set(known))}"
-            raise_input_error(
-                "characters", f"hold at least 2 that {MIN_FONT_FACES} faces draw", got, "Pass more characters."
-            )
+            must, got = f"hold at least 2 that {MIN_FONT_FACES} faces draw", f"{len(names)} of {len(set(known))}"
+            raise_input_error("characters", must, got, "Pass more characters.")
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
         return LabelledPictures(images, labels).with_sides(side_of)
 

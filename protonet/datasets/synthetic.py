@@ -137,9 +137,8 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
     bias = torch.randn(dim, generator=generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.tanh(SYNTHETIC_CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias).mm(
-            outer
-        )
+        warped = SYNTHETIC_CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias
+        return torch.tanh(warped).mm(outer)
 
     return Population(sample)
 
@@ -173,9 +172,8 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make an isotropic distribution, with a wrong class for 10 % of the training and validation labels."""
-    return Population(
-        isotropic(num_classes, dim, generator).sample, wrong_label_fraction=SYNTHETIC_CONSTANTS.wrong_label_fraction
-    )
+    sample = isotropic(num_classes, dim, generator).sample
+    return Population(sample, wrong_label_fraction=SYNTHETIC_CONSTANTS.wrong_label_fraction)
 
 
 FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {

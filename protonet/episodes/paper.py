@@ -32,9 +32,8 @@ def run_paper(options: argparse.Namespace) -> None:
     grids = [choose_method_grid(options.own, "own"), *(choose_method_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].method_key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
-    methods = MethodsPlan(
-        [grid[0] for grid in grids if len(grid) == 1], tuning_grids=tuned, reference_method=new_method
-    )
+    fixed = [grid[0] for grid in grids if len(grid) == 1]
+    methods = MethodsPlan(fixed, tuning_grids=tuned, reference_method=new_method)
     names = ("image_size", "split_seed", "encoder", "normalize", "base")
     rows = RowsPlan(options.dataset, **{name: getattr(options, name) for name in names})
     folder = options.output
@@ -76,10 +75,9 @@ class PaperWriter:
             ((header, rows),) = report.format_summary_tables(summary)
             tables.append(([f"{member.shot}-shot", *header[1:]], rows))
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
-        notes = f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
-        text = (
-            "\n".join(format_table(*table) for table in tables) + f"{notes}{report.explain_intervals(summaries[0])}\n"
-        )
+        text = "\n".join(format_table(*table) for table in tables)
+        text += f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
+        text += f"{report.explain_intervals(summaries[0])}\n"
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(report.format_latex_table(*table) for table in tables))

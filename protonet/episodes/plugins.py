@@ -72,6 +72,5 @@ def wrap_plugin_error(
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]
         got += f" ({Path(last.filename).name}, line {last.lineno})"
-    return InputError(
-        to_printable(" ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())), argument=argument
-    )
+    message = " ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())
+    return InputError(to_printable(message), argument=argument)

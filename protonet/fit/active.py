@@ -210,9 +210,8 @@ def maximize_coverage(rows: Tensor, weights: Tensor, references: Tensor, n: int,
     chosen: list[int] = []
     available = torch.ones(len(rows), dtype=torch.bool)
     for _ in range(n):
-        gains = torch.cat(
-            [(block - covered).clamp_(min=0) @ weights for block in similarity.split(MAX_CHUNK_ROWS // 16)]
-        )
+        blocks = similarity.split(MAX_CHUNK_ROWS // 16)
+        gains = torch.cat([(block - covered).clamp_(min=0) @ weights for block in blocks])
         best = int(gains.masked_fill(~available, -1.0).argmax())
         chosen.append(best)
         available[best] = False

@@ -134,9 +134,8 @@ def measure_permutation_importance(
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, permutations.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - relative_weights * mean[:, None] + given - mean[:, None]
-        half = torch.tensor(
-            [sample.mean_half_width(values / relative_weights) for values in influence], dtype=torch.float64
-        )
+        half_widths = [sample.mean_half_width(values / relative_weights) for values in influence]
+        half = torch.tensor(half_widths, dtype=torch.float64)
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
         importances.append(PermutationImportance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return importances
@@ -246,11 +245,8 @@ def measure_learning_curve(
     ``time.monotonic()``. A size whose folds are not all finished by then is left out.
     """
     training_set, folds = solution.training_set, make_folds(solution.training_set)
-    labels, classes, is_class_name = (
-        training_set.rows.labels,
-        training_set.rows.num_classes,
-        training_set.rows.is_class_name,
-    )
+    labels, classes = training_set.rows.labels, training_set.rows.num_classes
+    is_class_name = training_set.rows.is_class_name
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
     full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
     correct = {full_size: predict_held_out(cv).argmax(dim=1) == cv.labels}
@@ -305,9 +301,8 @@ def extrapolate_accuracy(
     generator = torch.Generator().manual_seed(0)
     groups = int(sample.groups.max()) + 1
     resamples = torch.randint(groups, (N_BOOTSTRAP_SAMPLES, groups), generator=generator)
-    times = torch.stack(
-        [torch.ones(groups), *(torch.bincount(resample, minlength=groups) for resample in resamples)]
-    ).double()
+    drawn = [torch.bincount(resample, minlength=groups) for resample in resamples]
+    times = torch.stack([torch.ones(groups), *drawn]).double()
     times = times[:, sample.groups] * sample.weights  # (1 + resamples, held_out)
     wrong = times @ (~curve.is_correct).double().T  # (1 + resamples, sizes)
     totals = times.sum(dim=1, keepdim=True)

@@ -99,9 +99,8 @@ def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[A
         raise_input_error("y", "have rows with a label", "none", remedy)
     X = X.tocsr() if sparse.issparse(X) else X
     unlabelled = [_safe_indexing(X, missing)]
-    X, sample_weight, groups = (
-        None if part is None else _safe_indexing(part, labelled) for part in (X, sample_weight, groups)
-    )
+    parts = (X, sample_weight, groups)
+    X, sample_weight, groups = (None if part is None else _safe_indexing(part, labelled) for part in parts)
     return X, labels[labelled].tolist(), sample_weight, groups, unlabelled
 
 

@@ -195,10 +195,8 @@ def choose_name_weight(
     if not bool(several.any()):
         return NAME_CONSTANTS.default_weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    losses, weights = (
-        [],
-        [weight for weight in NAME_CONSTANTS.candidate_weights if weight or bool(count[name_labels].all())],
-    )
+    losses, all_known = [], bool(count[name_labels].all())
+    weights = [weight for weight in NAME_CONSTANTS.candidate_weights if weight or all_known]
     for weight in weights:
         totals = sums.index_add(0, name_labels, weight * name_features)
         cosines = x @ F.normalize(totals, dim=1).T

@@ -239,9 +239,8 @@ def decide_use_of_unlabelled_rows(
     decided = is_worse_by_one_error(after, before) or is_worse_by_one_error(before, after)
     outcome = SemiSupervisedResult(learned, losses, decided, ranks)
     if learned:
-        selected = selected._replace(
-            unlabelled=unlabelled._replace(temperature=selected.temperature * factor_without / factor)
-        )
+        temperature = selected.temperature * factor_without / factor
+        selected = selected._replace(unlabelled=unlabelled._replace(temperature=temperature))
     return selected, outcome
 
 

@@ -223,9 +223,8 @@ def evaluate_candidates(
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
         kinds = filter(None, (kind.without_validation() for kind in search.families))
         candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return SearchResult(
-            rows, evaluator, (candidates,), {}, has_held_out_rows=False, row_statistics=compute_row_statistics(rows)
-        )
+        statistics = compute_row_statistics(rows)
+        return SearchResult(rows, evaluator, (candidates,), {}, has_held_out_rows=False, row_statistics=statistics)
     evaluator = CandidateEvaluator(
         rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
     )
@@ -244,9 +243,8 @@ def evaluate_candidates(
     if trained:
         candidates.append(trained[select_simplest_within_one_error([candidate.losses for candidate in trained])])
     partitions = (candidates, *_evaluate_other_partitions(rows, folds, evaluator, candidates, search))
-    return SearchResult(
-        rows, evaluator, partitions, losses, has_held_out_rows=True, row_statistics=compute_row_statistics(rows)
-    )
+    statistics = compute_row_statistics(rows)
+    return SearchResult(rows, evaluator, partitions, losses, has_held_out_rows=True, row_statistics=statistics)
 
 
 def _count_classes_of_held_out_rows(rows: TrainingRows, folds: Sequence[Fold]) -> int:
@@ -329,9 +327,8 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
     if mixture is None:
         return raw_alone
     if not result.has_held_out_rows:
-        views = tuple(
-            (smallest or RAW_LINEAR if spec == RAW_LINEAR else spec, weight) for spec, weight in mixture.views
-        )
+        first = smallest or RAW_LINEAR
+        views = tuple((first if spec == RAW_LINEAR else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
     raw_losses = torch.stack([partition[0].losses for partition in result.partitions]).mean(dim=0)
     if not is_worse_by_one_error(

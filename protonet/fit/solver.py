@@ -195,9 +195,8 @@ def fit_solution(
         if train_loader is None and names is not None:
             features, labels, num_classes = names.features[:0], names.labels[:0], metadata["num_classes"]
         else:
-            features, labels, num_classes = read_labelled_samples(
-                cast(LabelledSamples, train_loader), val_loader, metadata
-            )
+            loader = cast(LabelledSamples, train_loader)
+            features, labels, num_classes = read_labelled_samples(loader, val_loader, metadata)
         max_pool_rows = min(
             networks.LABEL_PROPAGATION.max_rows_any_classes,
             max(networks.LABEL_PROPAGATION.max_rows, networks.LABEL_PROPAGATION.max_rows_per_class * num_classes),

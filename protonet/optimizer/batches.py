@@ -181,9 +181,8 @@ class ParameterBatch:
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
             floor = floor + EMBEDDING.pseudo_gradient_frequency * correction * usual[:, None, None]
         else:
-            slow_avg = self.slow_avg.lerp_(
-                rotated, STEP_CONFIG.slow_avg_weight_divisor / (step + STEP_CONFIG.slow_avg_weight_divisor - 1)
-            )
+            divisor = STEP_CONFIG.slow_avg_weight_divisor
+            slow_avg = self.slow_avg.lerp_(rotated, divisor / (step + divisor - 1))
             direction.add_(slow_avg, alpha=slow_avg_weight / scale)
         direction.mul_((square + floor).rsqrt_())
         if self.blocks_by_side:

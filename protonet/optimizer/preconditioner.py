@@ -63,10 +63,8 @@ class BasisBlock:
 def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: bool = False) -> Tensor:
     """Transform matrices (matrices, rows, columns) to the eigenbases of rows and columns, or ``back`` from them."""
     for blocks in sides:
-        parts = [
-            block.rotate_block(matrices, *(block.basis, block.transposed_basis)[:: 1 if back else -1])
-            for block in blocks
-        ]
+        step = 1 if back else -1
+        parts = [block.rotate_block(matrices, *(block.basis, block.transposed_basis)[::step]) for block in blocks]
         matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
     return matrices
 

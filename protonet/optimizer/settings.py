@@ -91,12 +91,8 @@ class StepSizeSearch:
     reference_steps: int = 1000  #: Number of steps for which gain and decay are set; both are lower in longer runs.
 
 
-PRECONDITIONER, STEP_CONFIG, EMBEDDING, STEP_SIZE = (
-    PreconditionerConfig(),
-    StepConfig(),
-    EmbeddingConfig(),
-    StepSizeSearch(),
-)
+PRECONDITIONER, STEP_CONFIG = PreconditionerConfig(), StepConfig()
+EMBEDDING, STEP_SIZE = EmbeddingConfig(), StepSizeSearch()
 N_SKIPPED_BEFORE_WARNING = 10  #: A warning is given if the first steps, as many as this, are all skipped.
 ParameterGroup = dict[str, Any]  #: A parameter group of torch: "params" and its settings.
 

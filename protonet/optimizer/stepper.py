@@ -115,9 +115,8 @@ class Stepper:
             for index, length in zip(batch.slice_ids, batch.step_lengths, strict=True):
                 statistics[index % len(self.runs)].append([-length * next(products), *shared])
         if self.sharded:
-            statistics = {
-                0: self._gather_from_processes(_reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS]))
-            }
+            reduced = _reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS])
+            statistics = {0: self._gather_from_processes(reduced)}
         for index, rows in statistics.items():
             slope, lr, factor, max_rate, others = _reduce_statistics(rows)
             if max_rate:  # some process has gradients

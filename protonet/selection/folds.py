@@ -63,9 +63,8 @@ def split_folds(
     if is_class_name is not None:
         samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()
         sample_groups = None if groups is None else groups[samples]
-        split = split_folds(
-            labels[samples], num_classes, partition=partition, max_folds=max_folds, groups=sample_groups
-        )
+        part = labels[samples]
+        split = split_folds(part, num_classes, partition=partition, max_folds=max_folds, groups=sample_groups)
         return [Fold(torch.cat([samples[fold.train], others]).sort().values, samples[fold.held_out]) for fold in split]
     if not len(labels):
         return []

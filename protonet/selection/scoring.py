@@ -183,10 +183,8 @@ def _fit_logits(
         penalty = ridge * factor**2 + prior * (exponent - WEIGHTING.frequency_factor_mean) ** 2
         return float(losses.mean()) + penalty / 2, losses, moments
 
-    factor, exponent = (
-        (1 / math.sqrt(spread) if separates else 0.0),
-        (0.0 if logs is None else WEIGHTING.frequency_factor_mean),
-    )
+    factor = 1 / math.sqrt(spread) if separates else 0.0
+    exponent = 0.0 if logs is None else WEIGHTING.frequency_factor_mean
     value, losses, moments = evaluate(factor, exponent)
     for _ in range(NEWTON.max_steps):
         mean, square, log_mean, log_square, product = moments
@@ -424,9 +422,8 @@ def _line_search(
             low = trial
         if high is None:
             smallest, largest = LBFGS.extrapolation_bounds
-            size = _minimize_cubic(
-                last, low, low.step_size + smallest * (low.step_size - last.step_size), largest * low.step_size
-            )
+            least = low.step_size + smallest * (low.step_size - last.step_size)
+            size = _minimize_cubic(last, low, least, largest * low.step_size)
             continue
         left, right = sorted((low.step_size, high.step_size))
         margin = LBFGS.interpolation_margin * (right - left)

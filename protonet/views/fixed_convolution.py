@@ -184,9 +184,8 @@ def list_dilations(width: int, dim: int) -> list[int]:
         count = min(max_power + 1, FIXED_CONVOLUTION.max_dilations)
         return sorted({2 ** round(power) for power in torch.linspace(0, max_power, count, device="cpu").tolist()})
     side = min(width, dim // width)
-    return [
-        2**power for power in range(1 + sum(side >= threshold for threshold in FIXED_CONVOLUTION.dilation_image_sides))
-    ]
+    n_steps = 1 + sum(side >= threshold for threshold in FIXED_CONVOLUTION.dilation_image_sides)
+    return [2**power for power in range(n_steps)]
 
 
 @cache
@@ -198,9 +197,8 @@ def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> T
     line, column = torch.arange(dim)[:, None] // width, torch.arange(dim)[:, None] % width
     down, right = (dilation * torch.tensor(step) for step in zip(*steps, strict=True))
     inside = (line + down >= 0) & (line + down < dim // width) & (column + right >= 0) & (column + right < width)
-    return torch.where(inside, (line + down) * width + column + right, dim)[
-        sort_positions_by_part(width, dim, parts)[0]
-    ]
+    order = sort_positions_by_part(width, dim, parts)[0]
+    return torch.where(inside, (line + down) * width + column + right, dim)[order]
 
 
 @cache
@@ -257,10 +255,8 @@ class KernelBank(InputMap):
     def derive_constants(self) -> None:
         """Compute the kernels, and the indices of the features that they multiply, on the device of the thresholds."""
         shape = self.config.width, self.config.input_dim
-        taps = torch.stack(
-            [kernel_feature_indices(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)]
-        )
-        for name, value in (("kernels", fixed_kernels().to(self.thresholds)), ("taps", taps)):
+        indices = [kernel_feature_indices(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)]
+        for name, value in (("kernels", fixed_kernels().to(self.thresholds)), ("taps", torch.stack(indices))):
             self.register_buffer(name, value.to(self.thresholds.device), persistent=False)
 
     @property

@@ -175,9 +175,8 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
         first = nodes.child[levels[-1][inner[levels[-1]]]]
         levels.append(torch.stack([first, first + 1], dim=1).flatten())
     order, trees = torch.cat(levels), len(nodes.root)
-    feature, threshold, inner, label = (
-        values[order] for values in (nodes.feature, nodes.threshold, inner, nodes.label)
-    )
+    parts = (nodes.feature, nodes.threshold, inner, nodes.label)
+    feature, threshold, inner, label = (values[order] for values in parts)
     label = torch.where(inner, 0, label)  # the class of an inner node is not used
     return TreeNodes(torch.arange(trees), feature, threshold, _locate_children(inner, trees), label)
 
@@ -291,9 +290,8 @@ class ForestView(view.View):
 
 def max_tree_count(n: int, dim: int, max_trees: int) -> int:
     """Compute the number of trees in [1, max_trees] that the work limit allows, for n rows of ``dim`` features."""
-    return max(
-        1, min(max_trees, int(FOREST.max_forest_work / (min(n, FOREST.max_fitted_rows) * _splits_per_node(dim))))
-    )
+    tree_work = min(n, FOREST.max_fitted_rows) * _splits_per_node(dim)
+    return max(1, min(max_trees, int(FOREST.max_forest_work / tree_work)))
 
 
 def _splits_per_node(dim: int) -> int:
@@ -316,9 +314,8 @@ def _grow_trees(
         # node (nodes,): the nodes of this level; group (pairs,): index of a pair's node in `node`
         node, group = _unique_integers(at, len(nodes.child))
         # class_of_node: the (node, class) combinations that occur; member (pairs,): index of a pair's combination
-        class_of_node, member = _unique_integers(
-            group * num_classes + labels.index_select(0, row), len(node) * num_classes
-        )
+        pairs = group * num_classes + labels.index_select(0, row)
+        class_of_node, member = _unique_integers(pairs, len(node) * num_classes)
         weight = weights.index_select(0, row)
         count = torch.zeros(len(class_of_node), dtype=x.dtype).index_add_(0, member, weight)
         owner, label = class_of_node // num_classes, class_of_node % num_classes

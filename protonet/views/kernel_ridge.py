@@ -384,9 +384,8 @@ class _KernelRegression:
         self.target_labels = labels  # (n,), with shifted copies
         self.target_means = torch.bincount(labels, self.weights[:, 0], minlength=self.num_classes) / len(labels)
         if queries is not None:
-            self.query_distances = batch_invariant_distances(
-                self._map_features(view, queries).to(dtype), units, view.norm
-            ).double()
+            mapped = self._map_features(view, queries).to(dtype)
+            self.query_distances = batch_invariant_distances(mapped, units, view.norm).double()
 
     def _map_features(self, view: KernelRidgeSpec, x: Tensor) -> Tensor:
         """Compute the input (n, dim) of the kernel from features x: affine map, then tanh if ``view.apply_tanh``."""

@@ -96,9 +96,8 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
         variances = 1 / (inverse * amplitude)
         orthogonal_variance = 1 / ((dim / rank - 1) * inverse.mean())
     # If there are about as many rows as features, the smallest eigenvalues are still far too small: pool them.
-    variances = variances.clamp_min(
-        variances[int(COVARIANCE_SHRINKAGE.max_pooled_fraction * min(ratio, 1 / ratio) * rank)]
-    )
+    pooled = int(COVARIANCE_SHRINKAGE.max_pooled_fraction * min(ratio, 1 / ratio) * rank)
+    variances = variances.clamp_min(variances[pooled])
     keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * orthogonal_variance)
     return EigenCovariance(basis, variances * keep_trace, orthogonal_variance * keep_trace)
 
@@ -180,11 +179,9 @@ class LinearSpec:
     @property
     def name(self) -> str:
         """The name in reports: the scaling, and the range of features if the view does not read all of them."""
-        return (
-            self.scaling
-            if self.feature_span is None
-            else f"{self.scaling} {self.feature_span[0]}-{self.feature_span[1] - 1}"
-        )
+        if self.feature_span is None:
+            return self.scaling
+        return f"{self.scaling} {self.feature_span[0]}-{self.feature_span[1] - 1}"
 
     @property
     def min_degrees_of_freedom(self) -> int:
@@ -218,9 +215,8 @@ class LinearSpec:
                 gain *= _relevance_factors(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _fit_whitening(rows)
-        config = LinearMapConfig(
-            all_features.shape[1], dim, basis.shape[1], 0 if self.feature_span is None else self.feature_span[0]
-        )
+        start = 0 if self.feature_span is None else self.feature_span[0]
+        config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], start)
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(MAX_CHUNK_ROWS)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
@@ -332,9 +328,8 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
     dim = x.shape[1]
-    covariance = shrink_covariance(
-        multiply_by_weights(x - means[labels], None if weights is None else weights.sqrt()), degrees
-    )
+    root_weights = None if weights is None else weights.sqrt()
+    covariance = shrink_covariance(multiply_by_weights(x - means[labels], root_weights), degrees)
     rank = len(covariance.variances)
     deviations = means[seen].to(torch.float64) - _weighted_mean(x, weights)
     within, between = covariance.variances, (deviations @ covariance.eigenvectors).square().mean(dim=0)  # (rank,)

@@ -139,9 +139,8 @@ def train_mlps(
     """
     embedding_dim = ensemble.last.shape[2]
     indices, device = [index_classes(task.labels.cpu()) for task in training_data], training_data[0].inputs.device
-    n_way = min(
-        config.max_episode_classes, config.max_episode_rows // 2, *(len(index.class_counts) for index in indices)
-    )
+    fewest = min(len(index.class_counts) for index in indices)
+    n_way = min(config.max_episode_classes, config.max_episode_rows // 2, fewest)
     slots = max(2, min(10, config.max_episode_rows // n_way))
     n_shot = slots // 2
     proxies = _initial_proxies(training_data, num_classes, embedding_dim, generator)
@@ -161,12 +160,9 @@ def train_mlps(
             count = min(EPISODES_PER_SAMPLING, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1).to(device) for index in indices]
-            drawn_labels = torch.stack(
-                [task.labels[rows] for task, rows in zip(training_data, drawn, strict=True)], dim=1
-            )
-            weights_of_tasks = [
-                task.weights[rows] for task, rows in zip(training_data, drawn, strict=True) if task.weights is not None
-            ]
+            pairs = list(zip(training_data, drawn, strict=True))
+            drawn_labels = torch.stack([task.labels[rows] for task, rows in pairs], dim=1)
+            weights_of_tasks = [task.weights[rows] for task, rows in pairs if task.weights is not None]
             drawn_weights = torch.stack(weights_of_tasks, dim=1) if weights_of_tasks else None
         rows = [episodes[position] for episodes in drawn]
         # (members, way * slots, dim)
@@ -265,13 +261,8 @@ class MLPFamily(evaluation.ViewFamily):
         """
         if not plan.ensemble_sizes or not self.max_n_sizes or not isinstance(source, LinearSpec):
             return None
-        return MLPSpec(
-            source,
-            *plan.ensemble_sizes[0],
-            self.step_counts[0],
-            plan.embedding_dim,
-            training_config=self.training_config,
-        )
+        sizes, steps = plan.ensemble_sizes[0], self.step_counts[0]
+        return MLPSpec(source, *sizes, steps, plan.embedding_dim, training_config=self.training_config)
 
     def candidates(self, evaluator: evaluation.CandidateEvaluator) -> Iterator[evaluation.Candidate]:
         """Train MLPs of each size on all folds at once; yield a candidate for each size and number of steps.
@@ -329,9 +320,8 @@ class MLPFamily(evaluation.ViewFamily):
                     for fold, source in enumerate(sources)
                 ]
                 cosines = evaluator.compute_cosines(maps)
-                spec = MLPSpec(
-                    smallest.source, members, hidden, steps, plan.embedding_dim, use_shifts, self.training_config
-                )
+                size, recipe = (members, hidden, steps, plan.embedding_dim), self.training_config
+                spec = MLPSpec(smallest.source, *size, use_shifts, recipe)
                 candidate = evaluator.make_candidate(spec, cosines)
                 yield candidate
                 if is_worse_by_one_error(candidate.losses, best_of_size.losses):

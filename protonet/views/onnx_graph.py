@@ -65,9 +65,7 @@ class OnnxGraph:
         difference = body.add("Sub", z, landmark, output=f"{landmark}_difference")
         absolute = body.add("Abs", difference, output=f"{landmark}_absolute")
         body.add("ReduceSum", absolute, self.constant(np.array([1])), keepdims=0, output=f"{landmark}_sum")
-        scan_input = self.onnx.helper.make_tensor_value_info(
-            landmark, self.onnx.TensorProto.DOUBLE, [landmarks.shape[1]]
-        )
+        scan_input = helper.make_tensor_value_info(landmark, double, [landmarks.shape[1]])
         scan_output = helper.make_tensor_value_info(f"{landmark}_sum", double, [None])
         scan = helper.make_graph(body.nodes, "l1_distance", [scan_input], [scan_output])
         return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])

@@ -77,12 +77,8 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
     difference, correlation = _measure_feature_similarity(rows, max_lag)
     series, period = _detect_series_and_period(difference, correlation)
     if (series or period) and dim <= FEATURE_ORDER.max_permuted_features:
-        by_chance = (
-            torch.tensor(
-                [_detect_series_and_period(*lags) for lags in _iterate_similarities_of_permuted_features(rows, max_lag)]
-            )
-            > 0
-        )
+        permuted = _iterate_similarities_of_permuted_features(rows, max_lag)
+        by_chance = torch.tensor([_detect_series_and_period(*lags) for lags in permuted]) > 0
         n_series, n_periods = by_chance.sum(dim=0).tolist()
         series, period = (
             series and n_series <= FEATURE_ORDER.max_chance_detections,

@@ -62,9 +62,8 @@ class CellEncoder:
         width = torch.bincount(blocks)
         first = width.cumsum(0) - width
         self.columns = len(width)
-        self.numeric, self.pairs, self.categories = (
-            mask.nonzero().flatten() for mask in (width <= 2, width == 2, width > 2)
-        )
+        masks = (width <= 2, width == 2, width > 2)
+        self.numeric, self.pairs, self.categories = (mask.nonzero().flatten() for mask in masks)
         self.first, self.second = first[self.numeric], first[self.pairs] + 1
         values = rows[:, self.first]  # (n, numeric columns)
         self.low, self.high = values - EQUALITY_TOLERANCE * values.abs(), values + EQUALITY_TOLERANCE * values.abs()
@@ -190,9 +189,8 @@ class TabularTransformerSpec:
         checksum = compute_weights_checksum()
         load_checked_weights(checksum)
         device = rows.features.device
-        blocks = (
-            torch.arange(rows.features.shape[1], device=device) if rows.column_indices is None else rows.column_indices
-        )
+        blocks = rows.column_indices
+        blocks = torch.arange(rows.features.shape[1], device=device) if blocks is None else blocks
         n = len(rows.labels)
         count = min(n, rows.scale_row_limit(_count_context_rows(blocks)))
         if rows.weights is None:

@@ -46,9 +46,8 @@ class FunctionGraph(NamedTuple):
         """Sample neighbours (..., fanout) of each of the nodes (...), with replacement."""
         shape = *nodes.shape, N_SAMPLED_NEIGHBOURS
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
-        return self.neighbours[
-            self.first_neighbour[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()
-        ]
+        chosen = (uniform * self.degree[nodes][..., None]).long()
+        return self.neighbours[self.first_neighbour[nodes][..., None] + chosen]
 
 
 @functools.cache

@@ -198,10 +198,8 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
     if plan.rows.split_seed is None and data.sides is not None:
-        counts = dict(
-            zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
-        )
-        notes += describe_class_list_difference(plan.rows.dataset, counts)
+        counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
+        notes += describe_class_list_difference(plan.rows.dataset, dict(counts))
     kind = plan.rows.normalize
     uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
@@ -266,9 +264,8 @@ def prepare_tuning(
         The plan of this evaluation; and the evaluation, ready to run.
     """
     candidates = MethodsPlan([choice for grid in plan.methods.tuning_grids for choice in grid])
-    plan = replace(
-        plan, methods=candidates, n_episodes=min(plan.n_episodes, MAX_TUNING_EPISODES), save_predictions=False
-    )
+    n_episodes = min(plan.n_episodes, MAX_TUNING_EPISODES)
+    plan = replace(plan, methods=candidates, n_episodes=n_episodes, save_predictions=False)
     if plan.rows.test_dataset is None:
         plan = replace(plan, rows=_use_validation_classes(plan.rows, sampler, sources))
     else:

@@ -59,9 +59,8 @@ def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvalua
     """
     digest = hashlib.sha256()
     index = prepared.row_pool.rows_by_class
-    positions = torch.cat(
-        [index.class_starts + offset for offset in (0, index.class_counts // 2, index.class_counts - 1)]
-    )
+    offsets = (0, index.class_counts // 2, index.class_counts - 1)
+    positions = torch.cat([index.class_starts + offset for offset in offsets])
     for tensor in (*index, prepared.row_pool.read_rows(index.row_indices[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name not in SETTINGS_CHANGEABLE_ON_RESUME}

@@ -127,10 +127,8 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
         report(members, finished)
 
 
-def report_suite(
-    outputs: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]
-) -> None:
-    """Print the results of a suite as tables, and write the tables to files; ``outputs`` maps formats to paths."""
+def report_suite(paths: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
+    """Print the results of a suite as tables, and write the tables to files; ``paths`` maps formats to paths."""
     by_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
         by_shot.setdefault(member.shot, []).append(evaluation)
@@ -138,12 +136,12 @@ def report_suite(
     tables = list(format_suite_tables(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
     print(explain_ranks(members, evaluations), end="", flush=True)
-    write_tables(outputs, tables)
-    if "json" in outputs:
+    write_tables(paths, tables)
+    if "json" in paths:
         runs = {member.name: evaluation.to_dict() for member, evaluation in zip(members, evaluations, strict=True)}
         means = {shot: {name: mean.to_dict() for name, mean in methods.items()} for shot, methods in averages.items()}
-        write_json(outputs["json"], {"runs": runs, "averages": means})
-    for path in outputs.values():
+        write_json(paths["json"], {"runs": runs, "averages": means})
+    for path in paths.values():
         print(f"wrote {path}", file=sys.stderr)
 
 
@@ -178,9 +176,8 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     ranks: dict[str, float] = {}
     while left:
         best = left[0]
-        tied = [
-            name for name in left if p_values.get((best, name), p_values.get((name, best), 1.0)) >= SIGNIFICANCE_LEVEL
-        ]
+        chances = {name: p_values.get((best, name), p_values.get((name, best), 1.0)) for name in left}
+        tied = [name for name, chance in chances.items() if chance >= SIGNIFICANCE_LEVEL]
         ranks |= dict.fromkeys(tied, len(ranks) + (len(tied) + 1) / 2)
         left = [name for name in left if name not in tied]
     return ranks
@@ -319,11 +316,8 @@ def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tu
     accuracies: dict[str, Tensor] = {}
     for run in runs:
         for name, counts in run.correct_counts.items():
-            alike = [
-                torch.equal(counts[:n], other.correct_counts[name][:n])
-                for other in runs
-                if name in other.correct_counts
-            ]
+            counted = [other.correct_counts[name][:n] for other in runs if name in other.correct_counts]
+            alike = [torch.equal(counts[:n], other) for other in counted]
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.query_counts[:n]
     if against is not None:

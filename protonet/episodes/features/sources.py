@@ -253,12 +253,8 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     pictures = locate_pictures(text)
-    if (
-        pictures is not None
-        and pictures.cache_name == "source"
-        and image_size is None
-        and detect_split_folders(path) is None
-    ):
+    is_source = pictures is not None and pictures.cache_name == "source"
+    if pictures is not None and is_source and image_size is None and detect_split_folders(path) is None:
         pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, is_grey=True, cache_variant="grey")
     if pictures is None:
         names = [

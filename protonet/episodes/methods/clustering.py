@@ -132,9 +132,8 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
     distances = squared_distances(means, episodes.query)  # (episodes, n_way, n_queries)
     for _ in range(steps):
         memberships = torch.softmax(-distances, dim=1)
-        refined = torch.baddbmm(shots * means, memberships, episodes.query) / (
-            shots + memberships.sum(dim=2, keepdim=True)
-        )
+        refined = torch.baddbmm(shots * means, memberships, episodes.query)
+        refined = refined / (shots + memberships.sum(dim=2, keepdim=True))
         distances = squared_distances(refined, episodes.query)
     return -distances.transpose(1, 2)
 

@@ -29,9 +29,8 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
     header = {"version": CHECKPOINT_VERSION, "library": installed_version(DISTRIBUTION_NAME), **metadata}
-    content = save(
-        {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {CHECKPOINT_FORMAT: json.dumps(header)}
-    )
+    weights = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    content = save(weights, {CHECKPOINT_FORMAT: json.dumps(header)})
     write_atomically(path, lambda file: file.write(content))
 
 

@@ -109,13 +109,11 @@ class EpisodeConfig(Sampler):
             return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
 
         way = _scale_to_integers(uniform(RandomStream.WAY), *self.way)
-        uniform_classes = [
-            uniform(RandomStream.CLASS, max_way + n_open),
-            uniform(RandomStream.DISTRACTOR, self.n_distractors),
-        ]
+        uniform_classes = uniform(RandomStream.CLASS, max_way + n_open)
+        uniform_distractors = uniform(RandomStream.DISTRACTOR, self.n_distractors)
         n_classes = torch.tensor(len(index.class_counts)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
-        classes = draw_without_replacement(torch.cat(uniform_classes, dim=1), n_classes)
+        classes = draw_without_replacement(torch.cat([uniform_classes, uniform_distractors], dim=1), n_classes)
         size, start = index.class_counts[classes], index.class_starts[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
@@ -132,9 +130,8 @@ class EpisodeConfig(Sampler):
         unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
         if self.n_unlabelled:
             uniform_unlabelled = uniform(RandomStream.UNLABELLED, max_way + self.n_distractors, self.n_unlabelled)
-            unlabelled = _draw_unlabelled(
-                index, uniform_rows[:, :max_way], uniform_unlabelled, shots + queries, size, start
-            )
+            uniform_known, taken = uniform_rows[:, :max_way], shots + queries
+            unlabelled = _draw_unlabelled(index, uniform_known, uniform_unlabelled, taken, size, start)
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], EMPTY_SLOT)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
         rows = index.row_indices[
@@ -234,9 +231,8 @@ class GeneralizedSampler(Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
-        if not 0 < self.n_base_classes < len(index.class_counts) or bool(
-            (index.class_counts[: self.n_base_classes] < 2).any()
-        ):
+        too_small = bool((index.class_counts[: self.n_base_classes] < 2).any())
+        if not 0 < self.n_base_classes < len(index.class_counts) or too_small:
             remedy = "Add rows to the base classes."
             raise_input_error("n_base_classes", "be classes of a mean and a query or more", self.n_base_classes, remedy)
         self.novel_config.validate(
@@ -251,9 +247,8 @@ class GeneralizedSampler(Sampler):
         novel = self.novel_config.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
         start, size = index.class_starts[: self.n_base_classes], index.class_counts[: self.n_base_classes] - 1
-        offsets = draw_without_replacement(
-            sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape), size.expand(shape[:2])
-        )
+        uniform = sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape)
+        offsets = draw_without_replacement(uniform, size.expand(shape[:2]))
         drawn = torch.arange(shape[2]) < size[:, None]
         query = index.row_indices[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
         support = torch.full((n_episodes, self.n_base_classes, novel.support_ids.shape[2]), EMPTY_SLOT)

@@ -43,9 +43,8 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     """Yield notes for the report on rows of the evaluated classes ``class_ids`` that exactly equal other rows."""
-    pairs, counts = (group_equal_rows(data.x, data.release_memory) * data.num_classes + data.y).unique(
-        return_counts=True
-    )
+    groups = group_equal_rows(data.x, data.release_memory)
+    pairs, counts = (groups * data.num_classes + data.y).unique(return_counts=True)
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
     inside = torch.isin(classes, class_ids)  # (pairs of a group of equal rows and a class that has such rows,)
     n_inside = torch.bincount(group[inside], minlength=len(pairs))[group]  # classes with such rows
@@ -161,9 +160,8 @@ class FixedSplit(sampler.Sampler):
         test = index.class_counts - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
-        rows = index.row_indices[((index.class_starts + train)[:, None] + slots).where(is_test, 0)].where(
-            is_test, sampler.EMPTY_SLOT
-        )
+        positions = ((index.class_starts + train)[:, None] + slots).where(is_test, 0)
+        rows = index.row_indices[positions].where(is_test, sampler.EMPTY_SLOT)
         return sampler.SampledEpisodes(
             index.row_indices[index.class_starts[:, None] + offsets].where(drawn, sampler.EMPTY_SLOT),
             rows.expand(n_episodes, -1, -1),

@@ -95,16 +95,14 @@ class MetaDataset(Sampler):
         shape = (n_episodes, META_DATASET_MAX_WAY, MAX_SUPPORT_ROWS + MAX_QUERIES_PER_CLASS)
         uniform_rows = sample_uniform_by_episode(seed, RandomStream.ROW, first, shape)[..., :slots]
         rows = torch.full((n_episodes, META_DATASET_MAX_WAY, slots), EMPTY_SLOT)
-        rows[drawn] = index.row_indices[
-            start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])
-        ]
+        offsets = draw_without_replacement(uniform_rows[drawn], size[drawn])
+        rows[drawn] = index.row_indices[start[drawn][:, None] + offsets]
         position = torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
         nothing = torch.empty(n_episodes, META_DATASET_MAX_WAY, 0, dtype=torch.int64)
-        return SampledEpisodes(
-            rows.where(is_support, EMPTY_SLOT), rows.where(is_query, EMPTY_SLOT), nothing[:, :0], nothing
-        )
+        support, query = rows.where(is_support, EMPTY_SLOT), rows.where(is_query, EMPTY_SLOT)
+        return SampledEpisodes(support, query, nothing[:, :0], nothing)
 
     def count_classes_and_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Compute the results of `Sampler.count_classes_and_queries` without drawing rows."""
@@ -129,9 +127,8 @@ class MetaDataset(Sampler):
         way = max_way = sizes[group].clamp_max(META_DATASET_MAX_WAY)
         if not self.use_whole_group:
             way = META_DATASET_MIN_WAY + (uniform(RandomStream.WAY) * (max_way - META_DATASET_MIN_WAY + 1)).long()
-        classes = table[
-            group[:, None], draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
-        ]
+        order = draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
+        classes = table[group[:, None], order]
         drawn = torch.arange(META_DATASET_MAX_WAY) < way[:, None]
         queries, shots = _count_queries_and_shots(
             index.class_counts[classes],

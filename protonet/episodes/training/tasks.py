@@ -81,9 +81,8 @@ def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
     rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.max_rows_for_std)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
-    return SplitSide(
-        data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread
-    )
+    names = tuple(data.class_names[c] for c in class_ids.tolist())
+    return SplitSide(data.x, data.get_rows, classes, index, names, spread)
 
 
 def draw_training_episodes(
