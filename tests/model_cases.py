@@ -52,11 +52,8 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView.from_mlps(mlps, linear["raw"].source))
-    patterns = [
-        FixedConvolutionSpec(8, True, 0.1),
-        FixedConvolutionSpec(8, False, 0.1),
-        FixedConvolutionSpec(4, True, 0.1),
-    ]
+    sizes = [(8, True), (8, False), (4, True)]
+    patterns = [FixedConvolutionSpec(width, shifts, 0.1) for width, shifts in sizes]
     views += [item.fit(rows, KernelBank.fit(rows.features, item.line_width)) for item in patterns]
     views.append(TabularTransformerSpec(2).fit(rows))
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)

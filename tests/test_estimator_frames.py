@@ -117,10 +117,8 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     fields = [TablePipeline.load(path).metadata.keys() for path in (model, tmp_path / "again.protonet")]
     assert fields[0] - fields[1] == {"held_out", "scores", "groups"}
     FITTED.save(saved)
-    for path, estimator, rows, atol in (
-        (model, loaded, NEW[loaded.feature_names_in_], 1e-3),
-        (saved, FITTED, NEW, 1e-5),
-    ):
+    own = NEW[loaded.feature_names_in_]
+    for path, estimator, rows, atol in ((model, loaded, own, 1e-3), (saved, FITTED, NEW, 1e-5)):
         result = pd.read_csv(io.StringIO(run("predict", path, new, "--proba")))
         assert result["class"].tolist() == estimator.predict(rows).tolist() == FITTED.predict(NEW).tolist()
         fractions = result[[f"P({kind})" for kind in KINDS]]
@@ -325,9 +323,8 @@ def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> N
     np.testing.assert_allclose(loaded.predict_proba(x), saved.predict_proba(x), atol=1e-5)
     np.testing.assert_array_equal(loaded.predict(x), saved.predict(x))
     assert (loaded.columns_, loaded.n_features_in_) == (saved.columns_, saved.n_features_in_)
-    assert getattr(loaded, "feature_names_in_", np.empty(0)).tolist() == (
-        list(x) if isinstance(x, pd.DataFrame) else []
-    )
+    names = getattr(loaded, "feature_names_in_", np.empty(0)).tolist()
+    assert names == (list(x) if isinstance(x, pd.DataFrame) else [])
     assert loaded.get_params() == saved.get_params()
     assert loaded.classes_.dtype.kind == saved.classes_.dtype.kind
     more = {"names": ["yew"] * 3, "gaps": [100] * 3, "booleans": [False] * 3}[columns]

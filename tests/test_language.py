@@ -28,14 +28,8 @@ PRIVATE_PHRASES = re.compile(
 #: Suffixes of file names in docstrings, such as ``labels.npy``.
 FILE_SUFFIXES = {".csv", ".npy", ".npz", ".onnx", ".pkl", ".plk", ".txt"}
 #: Allowed private words per 1,000 lines.
-LIMITS = {
-    "protonet": 2.0,
-    "solution": 2.0,
-    "analysis": 2.0,
-    "docs": 2.0,
-    "README.md": 2.0,
-    "CONTRIBUTING.md": 2.0,
-    "tests": 4.0,
+LIMITS = dict.fromkeys(("protonet", "solution", "analysis", "docs", "README.md", "CONTRIBUTING.md"), 2.0) | {
+    "tests": 4.0
 }
 
 
@@ -82,9 +76,8 @@ def test_names_in_docstrings_exist() -> None:
         known.update(path.relative_to(ROOT).with_suffix("").parts)
         for node in ast.walk(parse(path)):
             names = [getattr(node, key, None) for key in ("id", "attr", "name", "arg", "module", "value")]
-            known.update(
-                part for name in names if isinstance(name, str) and " " not in name for part in re.findall(r"\w+", name)
-            )
+            words = (name for name in names if isinstance(name, str) and " " not in name)
+            known.update(part for word in words for part in re.findall(r"\w+", word))
     missing = set()
     for path in list_files("protonet"):
         for text in list_docstrings(path):

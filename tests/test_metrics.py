@@ -195,9 +195,8 @@ def loop_calibration_error(log_p: np.ndarray, labels: list[int]) -> float:
     rows: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
     for scores, label in zip(log_p, labels, strict=True):
         confidence = float(np.exp(scores.max()))
-        index = next(
-            position for position in range(BINS) if confidence <= (position + 1) / BINS or position == BINS - 1
-        )
+        last = BINS - 1
+        index = next(at for at in range(BINS) if confidence <= (at + 1) / BINS or at == last)
         rows[index].append((confidence, int(scores.argmax()) == label))
     filled = [np.array(item, dtype=float) for item in rows if item]
     total = 0.0
@@ -249,9 +248,8 @@ def test_invalid_logits_are_errors() -> None:
 @given(seed=seeds, size=st.sampled_from([0.0, 1.0, 1e4]))
 def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: float) -> None:
     logits = size * torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
-    np.testing.assert_allclose(
-        score_known_class(logits).numpy(), logsumexp(logits.double().numpy(), axis=1), rtol=1e-12
-    )
+    expected = logsumexp(logits.double().numpy(), axis=1)
+    np.testing.assert_allclose(score_known_class(logits).numpy(), expected, rtol=1e-12)
 
 
 @settings(max_examples=30)

@@ -123,9 +123,8 @@ def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, nu
         samples = torch.cat([x[y == label], more[labels == label]])
         assert int(network.counts[label]) == len(samples)
         assert bool(network.has_samples[label]) == (len(samples) > 0)
-        total = (
-            torch.stack([network.embed(row[None])[0] for row in samples]).sum(dim=0) if len(samples) else torch.zeros(1)
-        )
+        embedded = [network.embed(row[None])[0] for row in samples]
+        total = torch.stack(embedded).sum(dim=0) if embedded else torch.zeros(1)
         torch.testing.assert_close(network.sums[label], total.expand(network.sums.shape[1]), atol=1e-4, rtol=1e-4)
         if len(samples):
             mean = make_network().encoder.normalize(total[None] / len(samples))[0]  # type: ignore[operator]

@@ -124,9 +124,8 @@ def test_a_language_model_ends_no_worse_than_with_adamw_under_the_same_schedule(
 
 def test_schedules_neither_limit_the_search_nor_raise_the_rate() -> None:
     """The search ends in the first ten steps, at 5 times its start; the last steps follow a warm-up of 40."""
-    plain, falling, warm = (
-        train_with(CustomOptimizer, choice).step_lengths for choice in (None, linear, warm_up_by_hand)
-    )
+    choices = (None, linear, warm_up_by_hand)
+    plain, falling, warm = (train_with(CustomOptimizer, choice).step_lengths for choice in choices)
     assert max(falling[:30]) > 0.8 * max(plain[:30])
     assert 0.5 < sum(warm[40:140]) / sum(plain[40:140]) < 1.5
 

@@ -47,9 +47,8 @@ GOOD = {
 
 def test_library_is_what_the_solver_imports() -> None:
     code = "import sys, protonet.fit.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split()
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     packed = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in library_files()]
     assert sorted(packed) == sorted(loaded)
 
@@ -183,10 +182,8 @@ def sample_tiny() -> Split:
 
 
 def score(module: ModuleType, split: Split, metadata: dict[str, float] | None) -> float:
-    loaders = [
-        DataLoader(TensorDataset(x, y), batch_size=5)
-        for x, y in ((split.train_x, split.train_y), (split.val_x, split.val_y))
-    ]
+    pairs = ((split.train_x, split.train_y), (split.val_x, split.val_y))
+    loaders = [DataLoader(TensorDataset(x, y), batch_size=5) for x, y in pairs]
     network = module.Solution().solve(*loaders, metadata)
     assert isinstance(network, torch.nn.Module)
     return float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())

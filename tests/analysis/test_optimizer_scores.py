@@ -111,9 +111,8 @@ def test_bootstrap_is_the_enumeration() -> None:
     means = [(a[list(i)].mean() + b[list(j)].mean()) / 2 for a, b in [logs] for i in draws for j in draws]
     assert bootstrap_interval(ratios) == pytest.approx(np.exp(np.quantile(means, [0.025, 0.975])), rel=0.03)
     assert bootstrap_interval(ratios) == bootstrap_interval(ratios)
-    assert bootstrap_interval((3 * np.array(ratios)).tolist()) == pytest.approx(
-        [3 * end for end in bootstrap_interval(ratios)]
-    )
+    tripled = bootstrap_interval((3 * np.array(ratios)).tolist())
+    assert tripled == pytest.approx([3 * end for end in bootstrap_interval(ratios)])
     assert bootstrap_interval([[2.0, 2.0], [8.0, 8.0]]) == pytest.approx((4, 4))
 
 

@@ -186,13 +186,11 @@ def test_cells_agree_with_the_librarys() -> None:
     missing, category = torch.rand(1, 30, 3, generator=generator) < 0.2, torch.tensor([[[False, False, True]]])
     missing &= ~category
     level = torch.randint(4, (1, 30, 3), generator=generator)
-    episodes = encode_cells(
-        generator, ColumnBatch(values, missing, category, level), torch.zeros(1, 30, dtype=torch.int64), 20
-    )
+    batch = ColumnBatch(values, missing, category, level)
+    episodes = encode_cells(generator, batch, torch.zeros(1, 30, dtype=torch.int64), 20)
     hot = F.one_hot(level[0, :, 2], 4).float()
-    features = torch.cat(
-        [torch.stack([values[0, :, 0], missing[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1
-    )
+    numeric = torch.stack([values[0, :, 0], missing[0, :, 0].float()], dim=1)
+    features = torch.cat([numeric, values[0, :, 1:2], hot], dim=1)
     cells = CellEncoder(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
     drawn = episodes.cells[0]
     torch.testing.assert_close(drawn[:, 0], cells[:, 0])

@@ -53,9 +53,8 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     output = capsys.readouterr().out
     assert output.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(output.split())
-    needed = (
-        ["x"] if name == "pretrained" else ["--optimizer", "x"] if name in {"optimizer-bench", "optimizer-time"} else []
-    )
+    needed = ["x"] * (name == "pretrained")
+    needed += ["--optimizer", "x"] * (name in {"optimizer-bench", "optimizer-time"})
     for option in ("--unknown", *parser._checks):
         assert main([name, *needed, option, "?"]) == 2
         captured = capsys.readouterr()

@@ -51,9 +51,8 @@ def start_command(
     for writer in writers:
         writer.close()
     with ExitStack() as stack:
-        output, errors = (
-            stack.enter_context(os.fdopen(os.dup(reader.fileno()), encoding="utf-8")) for reader in readers
-        )
+        files = [os.fdopen(os.dup(reader.fileno()), encoding="utf-8") for reader in readers]
+        output, errors = map(stack.enter_context, files)
         for reader in readers:
             reader.close()
         stack.callback(process.join)

@@ -228,9 +228,7 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
         {"held_out": {**HELD_OUT, "interval": [0.5]}},
     ],
 )
-def test_unexpected_metadata_are_no_error(
-    facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run
-) -> None:
+def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = write_model_of(tmp_path / "m.safetensors", network, facts)
     output = run("info", path)
     assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")

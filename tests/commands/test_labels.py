@@ -186,10 +186,8 @@ class TestSession:
             assert session.labelled == [2, 4]
             assert session.list_unlabelled_rows().tolist() == [1, 5]
             assert {row for row, _ in session.suggest(BATCH)} == {1, 5}
-            empty = torch.arange(len(x)) == 1
-            session = LabelSession(
-                replace(rows, has_label=known, uninformative_mask=empty), cells, CLASSES, None, answers
-            )
+            rows = replace(rows, has_label=known, uninformative_mask=torch.arange(len(x)) == 1)
+            session = LabelSession(rows, cells, CLASSES, None, answers)
             assert {row for row, _ in session.suggest(BATCH)} == {5}
 
 

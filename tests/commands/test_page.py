@@ -71,7 +71,7 @@ def test_a_row_is_labelled_undone_skipped_flagged_and_corrected(server: Server, 
     assert server.act("relabel", row=row, name="ant")["answered"] == 1
     for name, line in (
         ("", "name of up to 100 characters"),
-        ("NA", "no missing value"),
+        ("NA", "no missing"),
         ("a\x07", "name of up to"),
         (7, "name"),
     ):
@@ -152,9 +152,8 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
         ("b", "drop", ""),
         ("مرحبا", "drop", "`columns` must have columns beside the classes"),
     ):
-        status, content, _ = server.ask(
-            "POST", "/api/columns", json.dumps({"tab": "one", "column": column, "choice": choice})
-        )
+        body = json.dumps({"tab": "one", "column": column, "choice": choice})
+        status, content, _ = server.ask("POST", "/api/columns", body)
         assert (status, line in content.decode()) == (400 if line else 200, True), content
     for column in ("a", "b", "number"):
         state = server.act("columns", column=column, choice="")
@@ -178,10 +177,12 @@ def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, 
     for name in ("Cow", "COW "):
         assert server.act("label", row=row, name=name) == {"similar": "cow"}
     assert len(read_answers(path)) == len(lines)
-    assert {item["name"]: item["rows"] for item in server.act("label", row=row, name="Cow", create=True)["classes"]}[
-        "Cow"
-    ] == 1
-    counts = {item["name"]: item["rows"] for item in server.act("rename", old="Cow", name="ox")["classes"]}
+    for action, more in (
+        ("label", {"row": row, "name": "Cow", "create": True}),
+        ("rename", {"old": "Cow", "name": "ox"}),
+    ):
+        counts = {item["name"]: item["rows"] for item in server.act(action, **more)["classes"]}
+        assert counts[more["name"]] == 1
     assert (counts["ox"], "Cow" in counts) == (1, False)
     merged = {item["name"]: item["rows"] for item in server.act("rename", old="ox", name="cow")["classes"]}
     assert merged == {name: n + (name == "cow") for name, n in counts.items() if name != "ox"}
@@ -198,9 +199,8 @@ def test_a_labelled_table_is_reviewed(tmp_path: Path) -> None:
     labels = [KINDS[row % 3] for row in range(30)]
     labels[4] = "cow"  # which is a bee
     with (tmp_path / "all.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(
-            [[*header, "label"], *([*cells, name] for cells, name in zip(rows, labels, strict=True))]
-        )
+        lines = ([*cells, name] for cells, name in zip(rows, labels, strict=True))
+        csv.writer(file).writerows([[*header, "label"], *lines])
     output = tmp_path / "reviewed.csv"
     with start("page", tmp_path / "all.csv", "-o", output) as server:
         assert server.act("next")["row"] is None
@@ -379,8 +379,6 @@ def test_texts_are_labelled_by_several_people_and_added(tmp_path: Path) -> None:
         assert {line["row"] for line in server.act("labels", person="Ann")["rows"]} == {1, 4, 5}
         assert {line["row"] for line in server.act("labels", person="")["rows"]} == {0, 2, row, 8}
     assert output.read_text(encoding="utf-8").splitlines()[0] == "note,label"  # the names are no feature of a fit
-    assert (tmp_path / "out.by.csv").read_text(encoding="utf-8").splitlines()[:2] == [
-        "by,note,label",
-        "Ann,bad day,plus",
-    ]
+    lines = (tmp_path / "out.by.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["by,note,label", "Ann,bad day,plus"]
     assert read_answers(tmp_path / "out.added.csv") == [["quite good", "added"], ["'=1+1", "added"]]

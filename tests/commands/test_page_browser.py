@@ -195,9 +195,8 @@ def test_the_page_adds_rows_explains_words_and_undoes_after_a_reload(chromium: B
         # A duplicated tab takes an identifier of its own, and cannot undo the steps of the first one.
         first = chromium.ask("sessionStorage.getItem('tab')")
         chromium.call("Runtime.evaluate", expression="window.other = open(location.href)", userGesture=True)
-        chromium.wait(
-            f"other.sessionStorage.getItem('steps') === '[]' && other.sessionStorage.getItem('tab') !== '{first}'"
-        )
+        storage = "other.sessionStorage.getItem"
+        chromium.wait(f"{storage}('steps') === '[]' && {storage}('tab') !== '{first}'")
         assert chromium.ask("sessionStorage.getItem('tab')") == first
         chromium.ask("other.close()")
         open_page(chromium, server, f"{loaded} && !document.getElementById('undo').disabled")

@@ -230,14 +230,11 @@ def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path
     with torch.no_grad():
         rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
     opened = load_backbone_spec(f"{exported}:{column.embedding.record.name.partition(':')[2]}").to_pretrained_encoder()
-    x = column.with_loaded_encoder(lambda _: opened, show_progress=False).encode(
-        np.array(list(map(str, paths)), object)
-    )
+    cells = np.array(list(map(str, paths)), object)
+    x = column.with_loaded_encoder(lambda _: opened, show_progress=False).encode(cells)
     expected = (rows - column.embedding.mean) / column.embedding.scale
     np.testing.assert_allclose(x[:, : column.embedding_width], expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(
-        x[:, column.embedding_width :], Picture().encode(np.array(list(map(str, paths)), object))
-    )
+    np.testing.assert_array_equal(x[:, column.embedding_width :], Picture().encode(cells))
     other = export(Small(), tmp_path / "other.pt2", 2, 3, 8, 8)
     error = run("predict", model, test, "--representation", f"{other}:size=8", code=2)
     assert "`--representation` must be that of fit, conv.pt2" in error

@@ -31,9 +31,7 @@ COMMANDS = ("fit", "evaluate")
 
 def write_table(path: Path, rows: int = 8) -> Path:
     x, y = blobs(0, classes=len(NAMES), rows=rows, dim=4, noise=1.2)
-    columns = {
-        name: [f"{value:.3g}" for value in cells] for name, cells in zip(["a", EVIL, "c", "d"], x.T, strict=True)
-    }
+    columns = {name: [f"{value:.3g}" for value in x[:, at]] for at, name in enumerate(["a", EVIL, "c", "d"])}
     columns["a"] = ["" if index % 9 == 0 else cell for index, cell in enumerate(columns["a"])]
     names = {"name": [f"<b>{index}</b>" for index in range(len(y))]}
     write_columns(path, {**names, **columns, "kind": [NAMES[label] for label in y]})
@@ -265,9 +263,8 @@ def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
     browser.ask("document.getElementById('points').focus()")
     browser.press("ArrowRight")
     first = min(range(len(rows["x"])), key=lambda at: rows["x"][at])
-    assert browser.ask("document.getElementById('told').innerText").startswith(
-        f"{rows['id'][first]} ({rows['location'][first]})"
-    )
+    shown = browser.ask("document.getElementById('told').innerText")
+    assert shown.startswith(f"{rows['id'][first]} ({rows['location'][first]})")
     browser.ask("document.querySelector('.legend button').focus()")
     browser.press("Enter")
     chosen = browser.ask("+document.activeElement.dataset.number")

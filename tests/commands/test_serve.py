@@ -142,19 +142,16 @@ schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
     document = f"http://127.0.0.1:{server.port}/openapi.json"
     command = [sys.executable, "-m", "schemathesis.cli", "run", document, "-n", "3", "--seed", "1", "--no-color"]
     command += ["-H", f"Authorization: Bearer {TOKEN}", "--generation-database", "none"]
-    variables = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **variables}, check=False
-    )
+    variables = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
 
 
 def make_bomb() -> bytes:
     """Return a PNG of a few bytes that says it has 2.5 billion pixels."""
     parts = [(b"IHDR", (50_000).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
-    chunks = (
-        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big") for kind, data in parts
-    )
+    sums = ((kind + data, zlib.crc32(kind + data)) for kind, data in parts)
+    chunks = ((len(part) - 4).to_bytes(4, "big") + part + crc.to_bytes(4, "big") for part, crc in sums)
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
@@ -295,9 +292,8 @@ def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFix
     async def fail(_: Request) -> Response:
         raise RuntimeError("a bug\nof two lines")
 
-    routes = [
-        Route(path, handler, methods=["POST"]) for path, handler in (("/", echo), ("/fill", fill), ("/fail", fail))
-    ]
+    handlers = {"/": echo, "/fill": fill, "/fail": fail}
+    routes = [Route(path, handler, methods=["POST"]) for path, handler in handlers.items()]
     app = create_app(policy, routes, lambda path, status, seconds: counted.append(status))
 
     async def ask() -> None:
@@ -363,11 +359,10 @@ def test_metadata_endpoints(server: Server) -> None:
     assert "<script" not in docs
     metrics = server.ask("GET", "/metrics")[1].decode()
     values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
-    assert float(values['protonet_request_seconds_bucket{le="+Inf"}']) == float(
-        values["protonet_request_seconds_count"]
-    )
+    count = float(values["protonet_request_seconds_count"])
+    assert float(values['protonet_request_seconds_bucket{le="+Inf"}']) == count
     statuses = [float(n) for name, n in values.items() if name.startswith("protonet_requests_total{")]
-    assert sum(statuses) == float(values["protonet_request_seconds_count"])
+    assert sum(statuses) == count
     assert values['protonet_reloads_total{model="mixed"}'] == "0.0"
     listed = server.ask_json("GET", "/models")["models"]
     assert [item["name"] for item in listed] == ["mixed", "arrays", "pictures"]
@@ -381,9 +376,8 @@ def test_models_are_reloaded_and_the_server_stops_under_load(folder: Path, tmp_p
     full = (folder / "arrays.safetensors").read_bytes()
     path.write_bytes(full)
     with start("serve", path) as server, ThreadPoolExecutor(8) as clients:
-        loads = [
-            clients.submit(ask_until_refused, server, "/models/arrays/predict", "[[1, 2, 3, 4, 5]]") for _ in range(8)
-        ]
+        request = ("/models/arrays/predict", "[[1, 2, 3, 4, 5]]")
+        loads = [clients.submit(ask_until_refused, server, *request) for _ in range(8)]
         metrics = ""
         for index in range(200):  # the file is replaced by one that is no model, then by models
             new = tmp_path / "new"
@@ -569,12 +563,9 @@ def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeyp
     with start("serve", folder / "arrays.safetensors", "--access-log", log, "--cors-origins", page) as server:
         for token, status in ((TOKEN, 200), ("second", 200), ("third", 401)):
             assert server.ask("GET", "/models", token=token)[0] == status
-        suggested = {
-            "Origin": page,
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization",
-        }
-        status, _, headers = server.ask("OPTIONS", "/models/arrays/predict", headers=suggested, token="")
+        asked = {"Origin": page, "Access-Control-Request-Method": "POST"}
+        asked |= {"Access-Control-Request-Headers": "authorization"}
+        status, _, headers = server.ask("OPTIONS", "/models/arrays/predict", headers=asked, token="")
         assert (status, headers["access-control-allow-origin"]) == (200, page)
         _, _, headers = server.ask("GET", "/models", headers={"Origin": page, "X-Request-Id": "a-1"})
         assert (headers["access-control-allow-origin"], headers["x-request-id"]) == (page, "a-1")

@@ -362,9 +362,8 @@ def test_a_copy_that_differs_from_the_benchmark_is_described_in_a_line() -> None
     assert describe_class_list_difference("unknown:a", {}) == describe_class_list_difference("fc100", {}) == []
     begin = "This is not FC100, Oreshkin et al. (2018), as papers have it: "
     last = max((name, side) for name, side in right if side == "novel")
-    assert describe_class_list_difference("fc100:a", right | {last: 599}) == [
-        f"{begin}11,999 of 12,000 novel pictures."
-    ]
+    lines = describe_class_list_difference("fc100:a", right | {last: 599})
+    assert lines == [f"{begin}11,999 of 12,000 novel pictures."]
     (line,) = describe_class_list_difference("cifar-fs:a", right)
     assert "60 of 64 base classes (" in line
     (line,) = describe_class_list_difference("fc100:a", {item: n for item, n in right.items() if item != last})

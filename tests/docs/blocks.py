@@ -32,9 +32,8 @@ class Block(NamedTuple):
 def read_blocks(name: str) -> list[Block]:
     """Return a page's fenced blocks, those in a list or a table among them."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    blocks = re.finditer(
-        r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", text, re.DOTALL | re.M
-    )
+    pattern = r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$"
+    blocks = re.finditer(pattern, text, re.DOTALL | re.MULTILINE)
     return [
         Block(name, text.count("\n", 0, match.start()) + 1, match["language"].strip(), match["text"])
         for match in blocks

@@ -59,9 +59,7 @@ PAGES = {
 TOLERANCE, FRACTION_TOLERANCE = 0.02, 0.25
 #: The address at which `protonet serve` listens by default; a run takes another port.
 SERVER = "127.0.0.1:8765"
-BLOCK = re.compile(
-    r"^(<!-- not run -->\n)?```(sh|python)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
-)
+BLOCK = re.compile(r"^(<!-- not run -->\n)?```(sh|python)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.DOTALL | re.M)
 
 
 class Example(NamedTuple):
@@ -98,11 +96,9 @@ class Shell:
 
     def _serve(self, words: list[str]) -> None:
         """Start a server on a free port, and print its first line."""
-        settings = dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
+        settings = {"PYTHONPATH": str(ROOT)} | dict(word.split("=") for word in words if re.match(r"[A-Z_]+=", word))
         arguments = [word for word in words if "=" not in word][1:]
-        server = self._servers.enter_context(
-            start_server(*arguments, environment={"PYTHONPATH": str(ROOT), **settings})
-        )
+        server = self._servers.enter_context(start_server(*arguments, environment=settings))
         self._address = f"127.0.0.1:{server.port}"
         print(server.line.replace(self._address, SERVER).rstrip())
 

@@ -63,9 +63,7 @@ def write_plugin(folder: Path) -> None:
     (folder / "mine.py").write_text(text, encoding="utf-8")
 
 
-def test_the_python_blocks_for_a_method_of_ones_own_run(
-    tables: Path, work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_python_blocks_for_an_own_method_run(tables: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(tables / "features.npz", work)
     write_plugin(work)
     for command in (line for line in read_commands(METHOD) if " paper " in line and "features.npz" in line):
@@ -157,9 +155,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_commands_for_a_method_of_ones_own_run(
-    tables: Path, work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_for_an_own_method_run(tables: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(tables / "features.npz", work)
     write_plugin(work)
     section = [c for c in read_commands(METHOD) if re.search("first.json|second.json|normalize", c)]

@@ -40,10 +40,8 @@ def list_modules() -> list[str]:
 
 
 def test_every_module_is_in_the_table_of_the_architecture() -> None:
-    for module in list_modules():
-        assert f"| `{module}` |" in (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8"), (
-            module
-        )
+    table = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    assert [module for module in list_modules() if f"| `{module}` |" not in table] == []
 
 
 def test_the_tree_of_the_readme_has_every_package_and_no_module_that_is_gone() -> None:

@@ -92,9 +92,8 @@ def test_commands_work_with_any_class_sizes(tmp_path: Path, monkeypatch: pytest.
     few = {name: cells[:2] for name, cells in columns.items()}
     table = write_columns(tmp_path / "t.csv", {**columns, "kind": np.array(list("abcde"))[y].tolist()})
     more = write_columns(tmp_path / "m.csv", {**few, "kind": ["a", "z"]})
-    remaining = write_columns(
-        tmp_path / "r.csv", {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()}
-    )
+    moved = {name: [cell + 0.1 for cell in cells] for name, cells in columns.items()}
+    remaining = write_columns(tmp_path / "r.csv", moved)
     model = tmp_path / "m.safetensors"
     run("fit", table, *FAST, "-o", model, "--report", tmp_path / "m.html")
     run("fit", table, *FAST, "--unlabelled", remaining)

@@ -177,9 +177,8 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     basis, variances, remaining = shrink_covariance(x.double() - means[y], len(x) - 5)
     off = torch.eye(8, dtype=torch.float64) - basis @ basis.T
     covariance = (basis * variances) @ basis.T + remaining * off
-    expected = np.stack(
-        [multivariate_normal(mean.numpy(), covariance.numpy()).logpdf(queries.numpy()) for mean in means], axis=1
-    )
+    densities = [multivariate_normal(mean.numpy(), covariance.numpy()) for mean in means]
+    expected = np.stack([density.logpdf(queries.numpy()) for density in densities], axis=1)
     scores = score_lda(TrainingRows(x, y, 5), queries).softmax(dim=1)
     torch.testing.assert_close(scores, torch.from_numpy(expected).softmax(dim=1), atol=1e-8, rtol=1e-6)
 
@@ -187,9 +186,8 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
 def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
     tensors = cross_validation_tensors(CROSSED)
     restored = restore_cross_validation(CROSSED.network, CROSSED.fold_models, tensors)
-    assert all(
-        torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in CROSS_VALIDATION_TENSORS.values()
-    )
+    names = CROSS_VALIDATION_TENSORS.values()
+    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in names)
     features = "rows" if "rows" in tensors else "features"
     changes = {
         features: [tensors[features][:, 1:], tensors[features] / 0, tensors[features].half()],
@@ -262,9 +260,8 @@ def test_the_last_point_of_a_learning_curve_is_the_crossfit(solved: SolutionAndC
     solution, cv = solved
     curve = measure_learning_curve(solution, cv)
     assert curve.rows_per_class == sorted(curve.rows_per_class)
-    assert curve.rows_per_class[-1] == pytest.approx(
-        sum(len(fold.train) for fold in make_folds(solution.training_set)) / 15
-    )
+    n_rows = sum(len(fold.train) for fold in make_folds(solution.training_set))
+    assert curve.rows_per_class[-1] == pytest.approx(n_rows / 15)
     assert curve.rows_per_class[-2] == pytest.approx(curve.rows_per_class[-1] / 2, abs=0.5)
     assert curve.is_correct.shape == (len(curve.rows_per_class), len(cv.labels))
     assert (curve.is_correct[-1] == (predict_held_out(cv).argmax(dim=1) == cv.labels)).all()
@@ -291,9 +288,8 @@ def test_expected_accuracy_follows_the_power_law_of_the_curve() -> None:
     low, high = expected.interval
     assert expected.accuracy == pytest.approx(1 - 0.1, abs=0.01)
     assert low < expected.accuracy < high < low + 0.03
-    assert (
-        extrapolate_accuracy(LearningCurve(SIZES[1:], correct[1:, :9]), EvaluationSample.with_defaults(9), 64.0) is None
-    )
+    short = LearningCurve(SIZES[1:], correct[1:, :9])
+    assert extrapolate_accuracy(short, EvaluationSample.with_defaults(9), 64.0) is None
     rising = extrapolate(correct.flip(0))  # errors that rise are not expected to rise further
     assert rising.accuracy == pytest.approx(float(correct[0].double().mean()))
     assert extrapolate(torch.ones(3, 9, dtype=torch.bool)).accuracy == 1

@@ -148,11 +148,8 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
     cv = cross_validation.cross_validate(solution)
     assert solution.merged_groups is not None
     no_groups = torch.full((40,), -1)
-    for apart, new_groups, known in (
-        (1e-4, None, True),
-        (0.5, solution.merged_groups[groups], True),
-        (0.5, no_groups, False),
-    ):
+    merged = solution.merged_groups[groups]
+    for apart, new_groups, known in ((1e-4, None, True), (0.5, merged, True), (0.5, no_groups, False)):
         updated = copy.deepcopy(cv)
         cross_validation.add_samples_to_folds(updated, NOISE + apart, COINS, 2, new_groups)
         assert updated.network.counts.sum() == 80

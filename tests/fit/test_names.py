@@ -114,9 +114,8 @@ def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
     order = torch.tensor([3, 1, 4, 0, 2])
-    assert choose_name_weight(X[mixed], Y[mixed], NEAR[order], known[order], 5) == choose_name_weight(
-        X, Y, NEAR, known, 5
-    )
+    shuffled = choose_name_weight(X[mixed], Y[mixed], NEAR[order], known[order], 5)
+    assert shuffled == choose_name_weight(X, Y, NEAR, known, 5)
 
 
 def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
@@ -148,10 +147,8 @@ def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
         names += noise * torch.randn(names.shape, generator=torch.Generator().manual_seed(seed))
         x, labels = x[first], labels[first]
         weight = choose_name_weight(x, labels, names, torch.arange(4), 4)
-        losses = [
-            leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item)
-            for item in NAME_CONSTANTS.candidate_weights
-        ]
+        arrays = x.numpy(), labels.numpy(), names.numpy()
+        losses = [leave_one_out_loss(*arrays, item) for item in NAME_CONSTANTS.candidate_weights]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
         likely = (NAME_CONSTANTS.inverse_temperature * cosines).log_softmax(dim=1).gather(
             1, labels[:, None]
@@ -297,8 +294,7 @@ def test_a_joint_network_embeds_the_class_names_of_pictures(tmp_path: Path) -> N
     assert names is not None
     assert names.sample_count > 0
     features = names.features[:, column.embedding_width :]  # our own features of a class are those of its rows
-    torch.testing.assert_close(
-        features, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)])
-    )
+    means = [x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)]
+    torch.testing.assert_close(features, torch.stack(means))
     plain = Encoding((Picture.fit(cells, replace(network, embed_texts=None)),))
     assert embed_class_names(plain, list(colours), x, y) is None

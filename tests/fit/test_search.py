@@ -125,9 +125,8 @@ def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> N
 def test_families_of_a_search_are_replaced_and_removed() -> None:
     assert [type(kind) for kind in ModelSearch().families] == [kind for kind, _ in VIEW_FAMILIES]
     changed = ModelSearch().with_family(ForestFamily(max_trees=3)).without_family(KernelRidgeFamily)
-    assert [type(kind) for kind in changed.families] == [
-        kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily
-    ]
+    kinds = [kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily]
+    assert [type(kind) for kind in changed.families] == kinds
     assert ForestFamily(max_trees=3) in changed.families
     assert ModelSearch() == EFFORTS["default"]
     assert changed.with_family(KernelRidgeFamily()) == changed  # one that it has not got is not added
@@ -197,9 +196,8 @@ def test_selection_without_some_rows_ignores_their_cosines() -> None:
     misleading = [item._replace(cosines=signs * item.cosines) for item in explored.candidates]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
-        return select_model(explored.without_rows(rows), explored.evaluator.mlp_sizes, EFFORTS["fast"])._replace(
-            losses={}
-        )
+        result = explored.without_rows(rows)
+        return select_model(result, explored.evaluator.mlp_sizes, EFFORTS["fast"])._replace(losses={})
 
     assert choose(explored, excluded) == choose(explored._replace(partitions=(misleading,)), excluded)
     assert choose(explored, excluded) != choose(explored, excluded[:0])
@@ -395,9 +393,8 @@ def test_statistics_of_rows_do_not_depend_on_units_and_order(seed: int) -> None:
     assert result.shape == (N_DATASET_STATISTICS - 5,)
     torch.testing.assert_close(compute_row_statistics(TrainingRows(x * 1000, y, 5)), result, rtol=1e-3, atol=1e-3)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(
-        compute_row_statistics(TrainingRows(x[order], y[order], 5)), result, rtol=1e-3, atol=1e-3
-    )
+    shuffled = compute_row_statistics(TrainingRows(x[order], y[order], 5))
+    torch.testing.assert_close(shuffled, result, rtol=1e-3, atol=1e-3)
 
 
 def test_degenerate_rows_have_finite_statistics() -> None:

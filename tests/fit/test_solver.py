@@ -272,9 +272,8 @@ def test_without_parameters_the_network_is_raw_cosine(extra: int) -> None:
     for effort in ("fast", "default"):
         network = solve([(x, y)], None, {"param_limit": 0}, effort=effort)
         means = class_means(F.normalize(x, dim=1), y, 10)[0]
-        torch.testing.assert_close(
-            network(x) * network.temperature, F.cosine_similarity(x[:, None], means[None], dim=2)
-        )
+        cosines = F.cosine_similarity(x[:, None], means[None], dim=2)
+        torch.testing.assert_close(network(x) * network.temperature, cosines)
 
 
 @pytest.mark.parametrize("limit", [0, 30, 5000])

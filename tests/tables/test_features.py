@@ -319,9 +319,8 @@ def test_decimal_separators() -> None:
     for columns, semicolons, decimal, means in cases:
         features = fit_numeric(columns, decimal, semicolons=semicolons)
         assert features.encoding is not None, columns
-        assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(
-            means
-        ), columns
+        fitted = [column.mean for column in features.encoding.columns if isinstance(column, Numeric)]
+        assert fitted == pytest.approx(means), columns
         marks = {mark for cells in columns for cell in cells for mark in ",." if mark in cell}
         expects_note = "," in marks or decimal == "," or (semicolons and decimal is None and "." in marks)
         assert any("numbers with" in note for note in features.notes) == expects_note, columns

@@ -122,11 +122,8 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    for points, names in (
-        (GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points, groups),
-        (1, "id ID ward_id id_local"),
-        (0, others),
-    ):
+    certain = GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
+    for points, names in ((certain, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
             assert score_group_name(name) == points, name
 
@@ -211,9 +208,8 @@ def warn(statistics: Any, encoding: Encoding | None, cells: Sequence[np.ndarray]
     monitor = DriftMonitor(statistics, encoding, len(cells))
     for rows in np.array_split(np.arange(len(cells[0])), blocks):
         monitor.update(RowBlock([values[rows] for values in cells], np.empty(0), (), rows.tolist(), rows.tolist()))
-    return monitor.format_warnings(
-        Table(columns=None if encoding is None else COLUMNS[: len(cells)], position_format="row {}")
-    )
+    columns = None if encoding is None else COLUMNS[: len(cells)]
+    return monitor.format_warnings(Table(columns=columns, position_format="row {}"))
 
 
 @pytest.mark.parametrize("new", ["same", "one class", "few"])
@@ -227,9 +223,8 @@ def test_false_alarms_are_rare(new: str) -> None:
         new_y = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         reported += bool(warn(*fit(draw(rng, y), y), draw(rng, new_y)))
     # 1 % of them, and three standard errors
-    assert reported <= DRIFT_THRESHOLDS.max_false_alarm_rate * tables + 3 * math.sqrt(
-        DRIFT_THRESHOLDS.max_false_alarm_rate * tables
-    )
+    expected = DRIFT_THRESHOLDS.max_false_alarm_rate * tables
+    assert reported <= expected + 3 * math.sqrt(expected)
 
 
 @pytest.fixture(scope="module")

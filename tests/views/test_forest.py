@@ -186,9 +186,8 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
 
 def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
     for fraction, trees in ((0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)):
-        assert ForestFamily().final_spec(ForestSpec(200, use_shifts=True), fraction) == ForestSpec(
-            trees, use_shifts=True
-        ), fraction
+        final = ForestFamily().final_spec(ForestSpec(200, use_shifts=True), fraction)
+        assert final == ForestSpec(trees, use_shifts=True), fraction
         assert ForestFamily().final_spec(ForestSpec(20), fraction) == ForestSpec(20), fraction
         assert ForestFamily().final_spec(LinearSpec("raw"), fraction) == LinearSpec("raw"), fraction
 
@@ -229,9 +228,8 @@ def slow_fractions(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
                 cut = [round(math.ceil(part * dim / parts)) for part in range(parts + 1)]
                 cells = [above[..., 0, low:high].mean(dim=2) for low, high in itertools.pairwise(cut)]
             else:
-                down, right = (
-                    [math.ceil(part * side / parts) for part in range(parts + 1)] for side in (height, width)
-                )
+                edges = [[math.ceil(part * side / parts) for part in range(parts + 1)] for side in (height, width)]
+                down, right = edges
                 cells = [
                     above[:, :, down[i] : down[i + 1], right[j] : right[j + 1]].mean(dim=(2, 3))
                     for i in range(parts)
@@ -286,9 +284,8 @@ def test_low_weights_reduce_influence_and_equal_weights_have_no_effect() -> None
     y[0] = 1 - y[0]
     weights = torch.ones(12, dtype=torch.float64)
     plain = fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2))
-    torch.testing.assert_close(
-        fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2, weights=3 * weights))(x), plain(x)
-    )
+    rows = TrainingRows(x, y, 2, weights=3 * weights)
+    torch.testing.assert_close(fit(FixedConvolutionSpec(30, True, 1.0), rows)(x), plain(x))
     weights[0] = 1e-3
     light = fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2, weights=weights))
     assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05

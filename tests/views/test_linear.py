@@ -90,9 +90,8 @@ def test_a_feature_of_another_unit_does_not_hide_the_others() -> None:
     for scaling in ("standardised", "relevant", "robust"):
         x, y = blobs(1, rows=20)
         other = x * torch.tensor([1e7] + [1.0] * 7)
-        torch.testing.assert_close(
-            fit(scaling, x, y).source(x), fit(scaling, other, y).source(other), atol=1e-3, rtol=1e-3
-        )
+        first, second = fit(scaling, x, y).source(x), fit(scaling, other, y).source(other)
+        torch.testing.assert_close(first, second, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "minimum"), [("correlated", 0.95), ("nuisance", 0.95)])
@@ -122,9 +121,8 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
     """Fit a view to features of different units, one of them constant; return its gains (8,) and a mask of the rest."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
-    return LinearSpec(scaling).fit(TrainingRows(x, y, 5, column_indices=blocks)).source.gain.double(), x.amax(
-        dim=0
-    ) > x.amin(dim=0)
+    view = LinearSpec(scaling).fit(TrainingRows(x, y, 5, column_indices=blocks))
+    return view.source.gain.double(), x.amax(dim=0) > x.amin(dim=0)
 
 
 def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:
@@ -248,9 +246,8 @@ def test_noise_columns_do_not_hide_an_informative_span() -> None:
 def test_planned_sizes_use_the_parameter_limit(input_dim: int, num_classes: int, limit: float) -> None:
     plan = plan_encoder(input_dim, num_classes, limit)
     smallest = count_mlp_parameters(input_dim, 1, plan.embedding_dim)
-    parameters = [
-        members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.ensemble_sizes
-    ]
+    dim, sizes = plan.embedding_dim, plan.ensemble_sizes
+    parameters = [members * count_mlp_parameters(input_dim, hidden, dim) for members, hidden in sizes]
     assert all(count <= limit for count in parameters)
     assert parameters == sorted(set(parameters))
     assert bool(parameters) == (limit >= smallest)
@@ -328,10 +325,8 @@ def test_training_learns_what_cosine_cannot() -> None:
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
     assert compute_accuracy(untrained, train_set, test_set) < 0.65
     both = MLPTrainingConfig(input_noise=0.1)
-    for steps, recipe in (
-        (200, replace(both, episodic_loss_weight=0.0)),
-        (400, replace(both, cross_entropy_weight=0.0)),
-    ):
+    episodic, proxies = replace(both, cross_entropy_weight=0.0), replace(both, episodic_loss_weight=0.0)
+    for steps, recipe in ((200, proxies), (400, episodic)):
         assert compute_accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
 

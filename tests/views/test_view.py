@@ -155,9 +155,8 @@ def test_a_series_is_shifted_by_the_lags_of_given_changes() -> None:
 def test_an_image_is_shifted_to_its_eight_neighbours() -> None:
     x = load_digits().x
     assert detect_feature_order(x[:200]).line_width == 8
-    assert set(detect_feature_order(x[:200]).shifts) == {
-        row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)
-    }
+    shifts = {row * 8 + column for row in (-1, 0, 1) for column in (-1, 0, 1)}
+    assert set(detect_feature_order(x[:200]).shifts) == shifts
 
 
 def test_interleaved_channels_are_shifted_by_the_channel_count() -> None:
@@ -250,9 +249,8 @@ def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest
     for source, fold in zip(evaluator.fit_input_maps(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
         rows, queries = evaluator.rows.select(fold.train), evaluator.rows.features[fold.held_out]
         regression = kernel_ridge._KernelRegression(KERNEL_RIDGE_SPECS[0], require_linear_map(source), rows, queries)
-        parts.append(
-            torch.cat([regression.cosines(bandwidth, KERNEL_RIDGE_PENALTIES) for bandwidth in KERNEL_BANDWIDTHS])
-        )
+        cosines = [regression.cosines(bandwidth, KERNEL_RIDGE_PENALTIES) for bandwidth in KERNEL_BANDWIDTHS]
+        parts.append(torch.cat(cosines))
     every = torch.cat(parts, dim=1)
     losses = [float(evaluator.compute_losses(item).mean()) for item in every]
     (halved,) = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1]).candidates(evaluator)
@@ -286,9 +284,8 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     monkeypatch.setattr(ForestSpec, "fit", record)
     assert list(ForestFamily(3).candidates(evaluator)) == []
     assert len(fits) == 1
-    monkeypatch.setattr(
-        evaluation, "VIEW_PRUNING", replace(VIEW_PRUNING, max_excess_loss=math.inf, min_decisive_rows=10**6)
-    )
+    pruning = replace(VIEW_PRUNING, max_excess_loss=math.inf, min_decisive_rows=10**6)
+    monkeypatch.setattr(evaluation, "VIEW_PRUNING", pruning)
     assert [item.spec.name for item in ForestFamily(3).candidates(evaluator)] == ["forest"]
     assert len(fits) == 1 + len(evaluator.folds)
 
@@ -328,8 +325,7 @@ def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_ste
     assert sizes == [(1, 1, 1), (1, 32, 1), (1, 32, 4)][: len(sizes)]  # the least one is trained as short as any
     assert len(sizes) > 1
     assert not any(item.use_shifts for item in specs)
-    use_shifts = Candidate(
-        ForestSpec(3, use_shifts=True), evaluator.candidates[0].cosines, evaluator.candidates[0].losses * 0
-    )
+    first = evaluator.candidates[0]
+    use_shifts = Candidate(ForestSpec(3, use_shifts=True), first.cosines, first.losses * 0)
     evaluator.candidates.append(use_shifts)  # the best view so far
     assert all(item.spec.use_shifts for item in MLPFamily(max_n_sizes=1, step_counts=(1,)).candidates(evaluator))

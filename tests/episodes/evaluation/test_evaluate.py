@@ -250,10 +250,8 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
 @pytest.mark.parametrize("name", ["open", "generalized"])
 def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
     """A wrapped method gets its queries in another order than a method of this library, but has the same scores."""
-    x = (
-        torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        + SORTED_LABELS[:, None] / 3
-    )
+    noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = noise + SORTED_LABELS[:, None] / 3
 
     def wrapped(episodes: Episodes) -> Tensor:
         return METHODS["ridge"](episodes)

@@ -92,9 +92,8 @@ def test_written_files_hold_the_summary(tmp_path: Path) -> None:
     summary = report.summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
     write_json(tmp_path / "a.json", summary.to_dict())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.to_dict()
-    report.write_tables(
-        {"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, report.format_summary_tables(summary)
-    )
+    paths = {"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}
+    report.write_tables(paths, report.format_summary_tables(summary))
     assert report.format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
     assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
 

@@ -65,9 +65,8 @@ def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[tor
     effects = spread * torch.randn(n_classes, generator=generator, dtype=torch.float64)
     order = torch.rand(n, n_classes, generator=generator).argsort(dim=1)
     class_mask = order < 5
-    return class_mask.double() @ effects / 5 + 0.1 * torch.randn(
-        n, generator=generator, dtype=torch.float64
-    ), class_mask
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    return class_mask.double() @ effects / 5 + 0.1 * noise, class_mask
 
 
 def test_intervals_over_classes_equal_a_slow_jackknife() -> None:

@@ -241,9 +241,8 @@ def test_fine_tuning_equals_autograd_and_lowers_the_entropy() -> None:
         return descend([*layer.parameters()], lambda: layer(rows) / 0.1, labels, 25, 1e-2, (1.0, 0.0, 1.0))[1]
 
     episodes, _ = make_episodes(noise=1.0)
-    logits = [
-        transductive_finetune(episodes, temperature=0.1, learning_rate=1e-2, steps=steps) for steps in (50, 25, 0)
-    ]
+    settings = {"temperature": 0.1, "learning_rate": 1e-2}
+    logits = [transductive_finetune(episodes, **settings, steps=steps) for steps in (50, 25, 0)]
     assert agree(logits[1], episodes, slow)
     more, some, none = (float(entropy(part.softmax(dim=2), 1).mean()) for part in logits)
     assert more < some < none

@@ -170,9 +170,8 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     assert trained.query_ids is not None
     support, labels, query = (rows[one] for rows in core_rows(episodes))
     alone = Episodes(support=support, support_labels=labels, query=query, n_way=4)
-    alone = replace(
-        alone, trained=trained._replace(support_ids=trained.support_ids[one], query_ids=trained.query_ids[one])
-    )
+    ids = {name: getattr(trained, name)[one] for name in ("support_ids", "query_ids")}
+    alone = replace(alone, trained=trained._replace(**ids))
     torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
     module = sys.modules[METHODS[name].function.__module__]
     for constant in [name for name in vars(module) if name.endswith("_PER_BATCH")]:  # an episode at a time

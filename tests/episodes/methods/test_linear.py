@@ -49,9 +49,8 @@ def test_logistic_regressions_equal_scikit_learns(dim: int) -> None:
 def test_single_precision_and_rows_without_direction() -> None:
     episodes, _ = make_episodes(n_episodes=8, dim=300)
     single = replace(episodes, support=episodes.support.float(), query=episodes.query.float())
-    torch.testing.assert_close(
-        linear.logistic_regression(single).double(), linear.logistic_regression(episodes), atol=1e-3, rtol=0
-    )
+    both = [linear.logistic_regression(made).double() for made in (single, episodes)]
+    torch.testing.assert_close(*both, atol=1e-3, rtol=0)
     for dtype in (torch.float32, torch.float64):
         episodes, _ = make_episodes(dtype=dtype, shots=(2, 2, 2, 2), dim=40)
         support = episodes.support.clone()
@@ -148,9 +147,8 @@ def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> A
 
     def lose(flat: Array) -> tuple[float, Array]:
         fraction = flat.reshape(n, n_way)
-        return float(0.5 * np.sum(fraction * (kernel @ fraction)) - np.sum(hot * fraction)), (
-            kernel @ fraction - hot
-        ).ravel()
+        smoothed = kernel @ fraction
+        return float(0.5 * np.sum(fraction * smoothed) - np.sum(hot * fraction)), (smoothed - hot).ravel()
 
     sums = {"type": "eq", "fun": lambda flat: flat.reshape(n, n_way).sum(axis=1)}
     bounds = [(None, limit if part else 0.0) for part in hot.ravel()]

@@ -58,9 +58,8 @@ def attend(maps: list[Tensor], query: Tensor, *, temperature: float = math.sqrt(
     """Align a class's maps to each place of a query: Doersch et al. (2020), sec. 3.2, without linear heads."""
     pool = torch.cat(maps)
     aligned = [(pool @ position / temperature).softmax(dim=0) @ pool for position in query]
-    return -torch.stack(
-        [(position - item).square().sum() for position, item in zip(query, aligned, strict=True)]
-    ).mean()
+    pairs = zip(query, aligned, strict=True)
+    return -torch.stack([(position - item).square().sum() for position, item in pairs]).mean()
 
 
 def find_covariances(maps: Tensor, scale: float) -> Tensor:
@@ -127,9 +126,8 @@ def test_methods_of_maps_equal_slow_loops(shots: tuple[int, ...]) -> None:
     for ours, score, settings in pairs:
         slow = partial(classify_slowly, partial(score, **settings))
         assert agree(ours(episodes, **settings), episodes, slow, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        feature_map_reconstruction(episodes, scale=2.0), 2 * feature_map_reconstruction(episodes)
-    )
+    logits = [feature_map_reconstruction(episodes, scale=scale) / scale for scale in (1.0, 2.0)]
+    torch.testing.assert_close(*logits)
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])

@@ -230,9 +230,8 @@ FIELDS: dict[MethodInput, tuple[str, str]] = {
 def test_inputs_that_a_method_uses_or_needs() -> None:
     episodes = case()
     for name in [name for name, spec in methods.METHODS.items() if spec.uses_base]:
-        assert not close(
-            QUICK_METHODS[name](replace(episodes, base=make_base(seed=5))), QUICK_METHODS[name](episodes)
-        ), name
+        method = QUICK_METHODS[name]
+        assert not close(method(replace(episodes, base=make_base(seed=5))), method(episodes)), name
     for need, (field, remedy) in FIELDS.items():
         for name in sorted(needing(need)):
             with pytest.raises(InputError, match=rf"^`{field}` must be known; got None\.{remedy}"):
@@ -320,9 +319,8 @@ def make_case(name: str) -> batch.Episodes:
     if name in TRAINED:
         return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
     n_episodes, n_queries = (1, 4) if METHODS[name].is_slow else (3, 10)
-    return make_episodes(
-        n_episodes=n_episodes, n_queries=n_queries, base=make_base(dtype=torch.float32), dtype=torch.float32
-    )[0]
+    dtype = torch.float32
+    return make_episodes(n_episodes=n_episodes, n_queries=n_queries, base=make_base(dtype=dtype), dtype=dtype)[0]
 
 
 def send(episodes: batch.Episodes, to: Callable[[Tensor], Tensor]) -> batch.Episodes:

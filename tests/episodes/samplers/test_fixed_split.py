@@ -193,9 +193,8 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
     assert (draw.support_ids[:, :3, 1:] < 0).all()
     for part in range(3):
         is_query = draw.query_ids[:, part]
-        assert (is_query > SORTED_INDEX.class_starts[part]).sum() == n * min(
-            3, int(SORTED_INDEX.class_counts[part]) - 1
-        )
+        n_queries = min(3, int(SORTED_INDEX.class_counts[part]) - 1)
+        assert (is_query > SORTED_INDEX.class_starts[part]).sum() == n * n_queries
         assert (is_query < SORTED_INDEX.class_starts[part] + SORTED_INDEX.class_counts[part]).all()
 
 
@@ -214,9 +213,8 @@ def test_scores_equal_a_slow_loop() -> None:
         base, novel = (sum(right[side]) / len(right[side]) for side in (True, False))
         assert float(scores.base_accuracy[position]) == pytest.approx(base)
         assert float(scores.novel_accuracy[position]) == pytest.approx(novel)
-        assert float(scores.harmonic_mean[position]) == pytest.approx(
-            2 * base * novel / (base + novel) if base + novel else 0
-        )
+        mean = 2 * base * novel / (base + novel) if base + novel else 0
+        assert float(scores.harmonic_mean[position]) == pytest.approx(mean)
         both = right[True] + right[False]
         assert float(scores.accuracy[position]) == pytest.approx(sum(both) / len(both))
 

@@ -82,9 +82,8 @@ def test_the_loss_of_prototypical_networks_equals_a_slow_loop() -> None:
             for query in rows[c, N_SHOT:]:
                 distances = torch.stack([((query - prototype) ** 2).sum() for prototype in prototypes])
                 losses.append(distances[c] + (-distances).logsumexp(dim=0))  # eq. 2
-    check_gradients(
-        ProtoNetLearner(plan_of("protonet"), encoder, nn.Identity()), x, targets, torch.stack(losses).mean()
-    )
+    learner = ProtoNetLearner(plan_of("protonet"), encoder, nn.Identity())
+    check_gradients(learner, x, targets, torch.stack(losses).mean())
 
 
 @pytest.mark.parametrize("first_order", [False, True])
@@ -253,9 +252,8 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
         saved = [decay * old + (1 - decay) * new.detach() for old, new in zip(saved, learned, strict=True)]
     assert run.step == 12
     assert float(losses[-1].sum()) < 0.8 * float(losses[0].sum())
-    for weight, expected in zip(
-        [*run.averaged_encoder.parameters(), *run.averaged_head.parameters()], saved, strict=True
-    ):
+    weights = [*run.averaged_encoder.parameters(), *run.averaged_head.parameters()]
+    for weight, expected in zip(weights, saved, strict=True):
         torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
     update_best_weights(run, ValidationScore(1, 0.5, 0.1))
@@ -294,10 +292,7 @@ def test_processes_divide_one_batch(backbone: str) -> None:
     parts = [draw_training_episodes(base, plan, 3, ProcessGroup(rank, 2)) for rank in range(2)]
     torch.testing.assert_close(torch.cat([part[0] for part in parts]), x)
     assert torch.equal(torch.cat([part[1] for part in parts]), targets)
-    again, other = (
-        draw_training_episodes(base, plan, 3, ProcessGroup()),
-        draw_training_episodes(base, plan, 4, ProcessGroup()),
-    )
+    again, other = (draw_training_episodes(base, plan, step, ProcessGroup()) for step in (3, 4))
     assert torch.equal(again[0], x)
     assert not torch.equal(other[0], x)
 

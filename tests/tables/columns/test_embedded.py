@@ -116,9 +116,8 @@ def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) ->
     assert encoding.encode([pictures[:0]]).shape == (0, x.shape[1])
     (restored,) = round_trip(encoding).columns
     assert isinstance(restored, Picture)
-    np.testing.assert_array_equal(
-        restored.with_loaded_encoder(lambda _: representation, show_progress=False).encode(pictures), x
-    )
+    opened = restored.with_loaded_encoder(lambda _: representation, show_progress=False)
+    np.testing.assert_array_equal(opened.encode(pictures), x)
     for copied in (restored, pickle.loads(pickle.dumps(column))):  # only files that the user named are opened again
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
             copied.encode(pictures)

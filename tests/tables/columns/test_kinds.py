@@ -156,9 +156,8 @@ class TestCategory:
         assert np.array_equal(x, x[equal])
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
-        often = [
-            f"often {n}" for n in range(CATEGORY_LIMITS.max_levels_always_encoded + 1)
-        ] * CATEGORY_LIMITS.min_rows_per_level
+        n_levels, n_rows = CATEGORY_LIMITS.max_levels_always_encoded + 1, CATEGORY_LIMITS.min_rows_per_level
+        often = [f"often {n}" for n in range(n_levels)] * n_rows
         cells = objects(*often, "once")
         column = Category.fit(cells)
         assert "once" not in column.levels
@@ -190,9 +189,8 @@ class TestDate:
         np.testing.assert_allclose(x[:, 0], (seconds - seconds.mean()) / seconds.std(), atol=1e-5)
         assert column.cycles == tuple(CYCLE_DAYS)
         circles = x[:, 1:].reshape(60, 3, 2)
-        np.testing.assert_allclose(
-            (circles**2).sum(axis=2), (circles[0] ** 2).sum(axis=1)[None].repeat(60, 0), rtol=1e-4
-        )
+        radii = (circles**2).sum(axis=2)
+        np.testing.assert_allclose(radii, radii[:1].repeat(60, 0), rtol=1e-4)
         early = (seconds % 86400 < 3600) | (seconds % 86400 > 82800)  # near midnight, with a large cosine of the day
         assert early.any()
         assert circles[early, 0, 0].min() > circles[~early, 0, 0].max() - 1e-3
@@ -336,11 +334,7 @@ class TestSpellings:
         assert column.is_invalid(objects("010670")).all()
 
     def test_ambiguous_spellings_are_unknown(self) -> None:
-        cases: list[tuple[tuple[str, ...], str]] = [
-            (("01", "1"), "001"),
-            (("yes", "no", "maybe"), "1"),
-            (("a", "b"), "1"),
-        ]
+        cases = [(("01", "1"), "001"), (("yes", "no", "maybe"), "1"), (("a", "b"), "1")]
         for levels, cell in cases:
             column = Category.fit(objects(*levels, *levels))
             assert column.is_invalid(objects(cell)).all(), levels

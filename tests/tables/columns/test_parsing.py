@@ -153,9 +153,8 @@ class TestNumeric:
         points |= {"$1.12M": 1.12e6, "€408K": 408e3, "($1.2M)": -1.2e6, "USD 45k": 45e3, "£2bn": 2e9, "1.5k": 1500}
         points |= {"1.2 million": 1.2e6, "300 thousand": 3e5, "$3.4 billion": 3.4e9, "12 Mio. €": 12e6, "3 lakh": 3e5}
         points |= {"6'2\"": 74, "5 ft 11 in": 71, "8/10": 8, "7.5 / 10": 7.5, "8/5": math.nan, "120/80": math.nan}
-        points |= dict.fromkeys(
-            ["3-", "2+", "", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1"], math.nan
-        )
+        texts = ["3-", "2+", "", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1"]
+        points |= dict.fromkeys(texts, math.nan)
         commas: dict[str, float] = {"2.688,64-": -2688.64, "0,5": 0.5, "5 %": 5, "1,2 M€": 1.2e6}
         commas |= dict.fromkeys(["", "1.23", "1,2,3", "2,688.64", "%"], math.nan)
         for fmt, cells in (("point", points), ("comma", commas)):
