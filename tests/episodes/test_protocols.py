@@ -35,8 +35,8 @@ def stops(episodes):
     return protonet(episodes)
 
 def peeks(episodes):
-    rows = episodes.base.take(episodes.base.rows_by_class.rows)
-    assert len(rows) == int(episodes.base.rows_by_class.size.sum()) == 45
+    rows = episodes.base.take(episodes.base.rows_by_class.row_indices)
+    assert len(rows) == int(episodes.base.rows_by_class.class_counts.sum()) == 45
     assert torch.cdist(episodes.query.flatten(0, 1), rows).min() > 1e-3, "a query"
     torch.testing.assert_close(episodes.base.mean, rows.mean(dim=0))
     return protonet(episodes)

@@ -295,7 +295,7 @@ from protonet.episodes.methods.prototypes import protonet
 
 def own(episodes):
     if episodes.base is not None:
-        episodes.base.take(episodes.base.rows_by_class.rows)
+        episodes.base.take(episodes.base.rows_by_class.row_indices)
     if episodes.trained is not None:
         episodes.trained.gather_inputs()
     return protonet(episodes)
