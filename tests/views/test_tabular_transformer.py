@@ -255,8 +255,8 @@ def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[
 def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
     assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.n_passes)]
-    rows = TrainingRows(*blobs(0, classes=12)[:2], 12)
-    assert list_candidates(rows, kind) == [TabularTransformerSpec(len(CLASS_CODE_FACTORS))]
+    dozen = TrainingRows(*blobs(0, classes=12)[:2], 12)
+    assert list_candidates(dozen, kind) == [TabularTransformerSpec(len(CLASS_CODE_FACTORS))]
     wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
     n = TABULAR_TRANSFORMER.max_classes + 1
     many = TrainingRows(*blobs(0, classes=n, rows=2)[:2], n)
