@@ -397,8 +397,8 @@ class TablePipeline(Model):
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
-            scores = score_known_class_of_held_out_rows(cv)
-            metadata["scores"] = calibrate_known_scores(scores, float(cv.known_score_offset)).tolist()
+            known = score_known_class_of_held_out_rows(cv)
+            metadata["scores"] = calibrate_known_scores(known, float(cv.known_score_offset)).tolist()
         update_state = cross_validation_tensors(cv)
         update_state |= {TRAINING_HASHES_ENTRY: hashes, HELD_OUT_POSITIONS_ENTRY: positions}
         return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.fold_models)
