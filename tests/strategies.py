@@ -81,9 +81,8 @@ def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     generator = torch.Generator().manual_seed(0)
     n = 60 + held_out
     x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
-    evaluator = CandidateEvaluator(
-        TrainingRows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0)
-    )
+    fold = Fold(torch.arange(60), torch.arange(60, n))
+    evaluator = CandidateEvaluator(TrainingRows(x, y, 2), [fold], plan_encoder(4, 2, 0))
     evaluator.best_linear_losses = torch.full((held_out,), reference, dtype=torch.float64)
     return evaluator
 

@@ -31,17 +31,10 @@ from tests.strategies import blobs
 
 X, LABELS = blobs(0)
 EPISODES = torch.nn.functional.normalize(torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(1)), dim=3)
-SPECS: list[ViewSpec] = [
-    *map(LinearSpec, FEATURE_SCALINGS),
-    LinearSpec("standardised", (2, 6)),
-    *KERNEL_RIDGE_SPECS[::2],
-]
-SPECS += [
-    FixedConvolutionSpec(8, True, 0.1),
-    FixedConvolutionSpec(4, False, 0.1),
-    ForestSpec(7),
-    ForestSpec(7, use_shifts=True),
-]
+SPECS: list[ViewSpec] = [*map(LinearSpec, FEATURE_SCALINGS), LinearSpec("standardised", (2, 6))]
+SPECS += KERNEL_RIDGE_SPECS[::2]
+SPECS += [FixedConvolutionSpec(8, True, 0.1), FixedConvolutionSpec(4, False, 0.1)]
+SPECS += [ForestSpec(7), ForestSpec(7, use_shifts=True)]
 SPECS += [TabularTransformerSpec(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(
@@ -51,17 +44,11 @@ WEIGHTED_ROWS = replace(
 )
 #: A search with linear views, a kernel and an MLP, each as short as possible.
 SHORT = replace(EFFORTS["fast"], n_folds=2, families=(LinearFamily(("raw", "whitened")),))
-SHORT = replace(
-    SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
-)
+kernels, mlps = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,))
+SHORT = replace(SHORT, families=(*SHORT.families, kernels, mlps))
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
-FETCHED = {
-    "_validation.check_device",
-    "training_set._to_tensor",
-    "view.to",
-    "mlp.train_mlps",
-    "evaluation.__post_init__",
-}
+FETCHED = {"_validation.check_device", "training_set._to_tensor", "view.to", "mlp.train_mlps"}
+FETCHED |= {"evaluation.__post_init__"}
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
 FETCHED |= {"networks.predict_pseudo_labels", "networks.predict_fold"}
 

@@ -176,12 +176,8 @@ def test_loss_intervals_cover_the_loss_of_calibrated_probabilities() -> None:
         truth = 0.6  # the entropy of these logits: see below
         ends = metrics.log_loss_interval
         holds += torch.tensor([ends[0] <= truth <= ends[1], metrics.calibration_interval[0] == 0])
-        errors.append(
-            (
-                metrics.calibration_error,
-                calibration_error(sum_confidence_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)),
-            )
-        )
+        bins = sum_confidence_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)
+        errors.append((metrics.calibration_error, calibration_error(bins)))
     logits = 2 * torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
     entropy = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1).mean()
     assert float(entropy) == pytest.approx(0.6, abs=0.02)

@@ -215,9 +215,8 @@ def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
     zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
     module = import_solution(tmp_path / "solution.py")
     assert module._library is not protonet
-    origins = {
-        Path(str(loaded.__file__)) for name, loaded in sys.modules.items() if name.partition(".")[0] == "protonet"
-    }
+    loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "protonet"]
+    origins = {Path(str(part.__file__)) for part in loaded}
     assert all(origin.is_relative_to(tmp_path) for origin in origins)
     assert import_solution(tmp_path / "solution.py")._library is module._library
 

@@ -327,9 +327,8 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, n_labelled: int) ->
     plain = uniform(*per_column) > uniform(*one) * (uniform(*one) < 0.6)
     sort, few = uniform(*per_column), uniform(*per_column)
     rank = x.argsort(dim=1).argsort(dim=1) / rows
-    levels = torch.where(
-        uniform(*per_column) < 0.5, 2, torch.randint(2, MAX_CATEGORY_LEVELS + 1, per_column, generator=generator)
-    )
+    several = torch.randint(2, MAX_CATEGORY_LEVELS + 1, per_column, generator=generator)
+    levels = torch.where(uniform(*per_column) < 0.5, 2, several)
     level = torch.floor(rank ** (0.4 + 1.6 * few) * levels)
     is_category, steps, binary = ~plain & (sort < 0.55), ~plain & (sort >= 0.55) & (sort < 0.8), ~plain & (sort >= 0.8)
     two = is_category & (levels == 2)

@@ -80,9 +80,8 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
         for name in chosen:
             items = measure.read_dataset(paths[name])
             packaged = [other for other in options.representations if other != measure.NO_ENCODER]
-            reads = next(
-                (other for other in packaged if ENCODER_PACKAGES[other].modality == items.modality), measure.NO_ENCODER
-            )
+            readers = [name for name in packaged if ENCODER_PACKAGES[name].modality == items.modality]
+            reads = next(iter(readers), measure.NO_ENCODER)
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_SETFIT_CLASSES
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)

@@ -107,9 +107,8 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Pic
         for folders in found:
             if missing := [label for name, label in label_of.items() if name not in folders]:
                 got = f"{root} without {len(missing)}, such as {missing[0]!r}"
-                raise_input_error(
-                    "root", f"hold the {len(label_of)} classes of {known.benchmark}", got, "Get all of them."
-                )
+                must = f"hold the {len(label_of)} classes of {known.benchmark}"
+                raise_input_error("root", must, got, "Get all of them.")
         pictures = list_class_pictures((folders[name], label) for folders in found for name, label in label_of.items())
         return make_picture_layout(pictures.with_sides(known.side_of))
 

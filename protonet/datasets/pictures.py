@@ -180,9 +180,8 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
         threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
         with reading.item_progress_bar(len(pictures), "picture", shown=True) as bar:
             for start in range(0, len(pictures), PICTURES_PER_BLOCK):
-                yield np.stack(
-                    list(reading.map_in_threads(decode, pictures[start : start + PICTURES_PER_BLOCK], threads))
-                )
+                block = pictures[start : start + PICTURES_PER_BLOCK]
+                yield np.stack(list(reading.map_in_threads(decode, block, threads)))
                 bar.update(min(PICTURES_PER_BLOCK, len(pictures) - start))
 
     more = {"stamp": np.array(stamp), "y": data.y.numpy(), "names": np.array(data.class_names)}

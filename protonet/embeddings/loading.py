@@ -175,9 +175,8 @@ def get_encoder_modality(name: str) -> str:
         return "text"
     if library in EXTRACTOR_LOADERS or Path(split_backbone_spec(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
-    named = ", ".join(
-        [*ENCODER_PACKAGES, *(f"{library}:NAME" for library in (SENTENCE_TRANSFORMERS, *EXTRACTOR_LOADERS))]
-    )
+    libraries = (SENTENCE_TRANSFORMERS, *EXTRACTOR_LOADERS)
+    named = ", ".join([*ENCODER_PACKAGES, *(f"{library}:NAME" for library in libraries)])
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 

@@ -155,9 +155,8 @@ def rename_methods(summary: statistics.EvaluationSummary, keys: Mapping[str, str
 
     The result has only accuracies and comparisons, no further measures.
     """
-    methods = {
-        keys.get(name, name): statistics.MethodSummary(method.accuracy) for name, method in summary.methods.items()
-    }
+    renamed = ((keys.get(name, name), method.accuracy) for name, method in summary.methods.items())
+    methods = {name: statistics.MethodSummary(accuracy) for name, accuracy in renamed}
     pairs = [
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
         for pair in summary.comparisons

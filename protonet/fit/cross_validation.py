@@ -196,9 +196,8 @@ def _estimate_offset_and_gain(
         rows = folds[one].held_out[network.has_samples[labels[folds[one].held_out]]]
         parts, x = (models[one], network), training_set.original_features(rows)
         logits = [part(x).detach() for part in parts]
-        more, fewer = (
-            _score_known_class_at_reference(*pair, solution.network) for pair in zip(parts, logits, strict=True)
-        )
+        scored = zip(parts, logits, strict=True)
+        more, fewer = (_score_known_class_at_reference(*pair, solution.network) for pair in scored)
         offsets.append(more - fewer)
         right = [(part.argmax(dim=1) == labels[rows]).double() for part in logits]
         gains.append(right[0] - right[1])

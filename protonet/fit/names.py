@@ -91,9 +91,8 @@ def distinctive_words(names: Sequence[str | int]) -> list[str]:
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_word_frequency * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
-    return [
-        text if split_name_into_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)
-    ]
+    are_named = map(bool, map(split_name_into_words, remaining))
+    return [text if is_named else "" for text, is_named in zip(texts, are_named, strict=True)]
 
 
 def _is_word_character(character: str) -> bool:

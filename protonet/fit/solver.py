@@ -246,9 +246,8 @@ def _resolve_effort(effort: object) -> ModelSearch:
         raise_input_error("effort", "have kinds of views", repr(effort.families), remedy, kind=InputTypeError)
     first = next(iter(effort.families), None)
     raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW_LINEAR.scaling,)
-    empty = [
-        f"{type(kind).__name__}.{name}" for kind in effort.families for name, value in vars(kind).items() if value == ()
-    ]
+    settings = [(type(kind).__name__, *item) for kind in effort.families for item in vars(kind).items()]
+    empty = [f"{kind}.{name}" for kind, name, value in settings if value == ()]
     if effort.n_folds == 1 or not raw_first or empty:
         kinds = ", ".join(type(kind).__name__ for kind in effort.families)
         got = f"n_folds={effort.n_folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")

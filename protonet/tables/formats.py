@@ -350,9 +350,8 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
-    sample = [
-        [_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[: delimited.N_LAYOUT_DETECTION_ROWS]
-    ]
+    first_rows = filled[: delimited.N_LAYOUT_DETECTION_ROWS]
+    sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in first_rows]
     max_width = max(map(len, sample), default=0)
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = delimited.locate_header(sample, names)

@@ -332,9 +332,8 @@ def _suggest_label(source: formats.TableSource, label: str) -> str:
         labels = replace_missing_cells(cells, list_missing_label_texts(cells))
         if name and few_values and not parse_labels(labels)[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
-    columns = ", ".join(
-        f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
-    )
+    shown = sorted(likely)[:MAX_SUGGESTIONS]
+    columns = ", ".join(f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in shown)
     meant = f"Did you mean {to_printable(similar)}? " if similar else ""
     return meant + (f"These look like classes: {columns}." if columns else "")
 

@@ -321,12 +321,10 @@ class KernelRidgeView(View):
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
         noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
-        steps = {
-            terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.quantized_term_counts
-        }
-        return next(
-            (terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_quantization_error), None
-        )
+        counts = KERNEL_RIDGE.quantized_term_counts
+        steps = {terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in counts}
+        limit = KERNEL_RIDGE.max_quantization_error
+        return next((terms for terms, step in steps.items() if noise * step <= limit), None)
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the class scores to an ONNX graph; return the name of their value, in a list.

@@ -78,10 +78,8 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
     # Constant features and linear combinations of other features add no dimension.
     dimension = dim if rank == min(dim, degrees_of_freedom) else rank
     ratio = dimension / degrees_of_freedom
-    bandwidth = (
-        min(ratio**2, ratio**-2) ** COVARIANCE_SHRINKAGE.bandwidth_power
-        / dimension**COVARIANCE_SHRINKAGE.bandwidth_power
-    )
+    power = COVARIANCE_SHRINKAGE.bandwidth_power
+    bandwidth = min(ratio**2, ratio**-2) ** power / dimension**power
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
     kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)

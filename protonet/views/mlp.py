@@ -174,9 +174,8 @@ def train_mlps(
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         weights = None if drawn_weights is None else drawn_weights[position]  # (members, way * slots)
         episode_weights = None if weights is None else weights.unflatten(1, (n_way, slots))
-        loss = config.episodic_loss_weight * episodic_loss(
-            episode, n_shot=n_shot, **loss_settings, weights=episode_weights
-        )
+        loss = episodic_loss(episode, n_shot=n_shot, **loss_settings, weights=episode_weights)
+        loss = config.episodic_loss_weight * loss
         proxy_loss = cosine_cross_entropy(embeddings, labels, proxies, **loss_settings, weights=weights)
         loss = loss + config.cross_entropy_weight * proxy_loss
         optimizer.step(torch.autograd.grad(loss, trained))

@@ -232,10 +232,8 @@ def load_checked_weights(checksum: int) -> np.ndarray:
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
-    raise_unless(
-        checksum == compute_weights_checksum(),
-        "a tabular transformer of other weights than this version's; fit it again",
-    )
+    is_same = checksum == compute_weights_checksum()
+    raise_unless(is_same, "a tabular transformer of other weights than this version's; fit it again")
     return pretrained
 
 

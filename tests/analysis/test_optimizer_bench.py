@@ -155,7 +155,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "small differs from what its baseline was made with: " in again.err
 
 
-def test_a_run_is_of_its_seed_and_keeps_the_losses_before_a_divergence(
+def test_a_run_is_of_its_seed_and_keeps_losses_before_divergence(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def try_config(config: str, seed: int = 0) -> LossCurve:

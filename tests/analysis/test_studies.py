@@ -90,7 +90,7 @@ def test_wrong_arguments_are_one_line(
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_command_of_a_report_makes_it_again_and_does_nothing_twice(
+def test_the_command_of_a_report_makes_it_again_and_nothing_twice(
     name: str, make_report: Callable[[str], Made]
 ) -> None:
     report = make_report(name)

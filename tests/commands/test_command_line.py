@@ -138,7 +138,7 @@ class TestPredict:
         for rate in ("0", "1", "-0.1", "nan", "x", "0.001"):
             assert "`--unknown` must be " in run("predict", path, table, f"--unknown={rate}", code=2)
 
-    def test_bad_rows_leave_no_output(
+    def test_bad_rows_give_nothing(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
         monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)

@@ -143,9 +143,7 @@ def test_rows_that_do_not_exist(numeric: str, bare: str, tmp_path: Path, run: Ru
     assert error.endswith("from row 0 (counted from 0) to row 14 (counted from 0). Count the rows from 0.\n")
 
 
-def test_many_columns_without_names_and_drawn(
-    bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_many_columns_without_names_drawn(bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(diagnostics, "MAX_SHUFFLED_PREDICTIONS", 40 * 12)
     monkeypatch.setattr(diagnostics, "MIN_IMPORTANCE_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)

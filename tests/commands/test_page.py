@@ -69,12 +69,8 @@ def test_a_row_is_labelled_undone_skipped_flagged_and_corrected(server: Server, 
     assert server.act("label", row=row, name="ant")["answered"] == 1  # a repeated label counts once
     assert server.refuse_action("label", "two", row=row, name="bee")[0] == 409
     assert server.act("relabel", row=row, name="ant")["answered"] == 1
-    for name, line in (
-        ("", "name of up to 100 characters"),
-        ("NA", "no missing"),
-        ("a\x07", "name of up to"),
-        (7, "name"),
-    ):
+    wrong = {"": "name of up to 100 characters", "NA": "no missing value", "a\x07": "name of up to", 7: "name"}
+    for name, line in wrong.items():
         assert line in server.refuse_action("label", row=second["row"], name=name)[1]
     third = server.act("label", row=second["row"], name="bee")
     assert server.refuse_action("relabel", row=third["row"], name="bee")[0] == 409
@@ -177,10 +173,8 @@ def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, 
     for name in ("Cow", "COW "):
         assert server.act("label", row=row, name=name) == {"similar": "cow"}
     assert len(read_answers(path)) == len(lines)
-    for action, more in (
-        ("label", {"row": row, "name": "Cow", "create": True}),
-        ("rename", {"old": "Cow", "name": "ox"}),
-    ):
+    label, rename = {"row": row, "name": "Cow", "create": True}, {"old": "Cow", "name": "ox"}
+    for action, more in (("label", label), ("rename", rename)):
         counts = {item["name"]: item["rows"] for item in server.act(action, **more)["classes"]}
         assert counts[more["name"]] == 1
     assert (counts["ox"], "Cow" in counts) == (1, False)

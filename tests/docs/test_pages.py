@@ -32,9 +32,8 @@ def test_the_readme_is_short() -> None:
 
 def list_modules() -> list[str]:
     """Return the modules and packages directly in protonet, packages with a slash."""
-    entries = [
-        path for path in (ROOT / "protonet").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    ]
+    paths = (ROOT / "protonet").iterdir()
+    entries = [path for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()]
     names = [path.name + "/" * path.is_dir() for path in entries]
     return sorted(name for name in names if not name.startswith("__"))
 

@@ -84,9 +84,8 @@ def test_sentence_embeddings_equal_the_library_and_long_texts_are_averaged() -> 
     text = " ".join(f"{short[index % 2]} The number is {index}." for index in range(60))
     maximum, spans = network.max_seq_length - 2, tokenizer.encode(text, add_special_tokens=False).offsets
     assert len(spans) > 2 * maximum
-    ends = [
-        (spans[first][0], spans[min(first + maximum, len(spans)) - 1][1]) for first in range(0, len(spans), maximum)
-    ]
+    last = len(spans) - 1
+    ends = [(spans[at][0], spans[min(at + maximum - 1, last)][1]) for at in range(0, len(spans), maximum)]
     pieces = network.encode([text[first:stop] for first, stop in ends])
     np.testing.assert_allclose(opened.embed([text])[0], normalize(pieces.mean(axis=0)), rtol=1e-4, atol=1e-6)
 
@@ -114,9 +113,8 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
     assert not rows[5].any()
     assert rows[:5].any(axis=1).all()
     mixed = np.random.default_rng(0).permutation(len(texts))
-    np.testing.assert_allclose(
-        opened.compute_embeddings([texts[row] for row in mixed]), rows[mixed], rtol=1e-3, atol=1e-5
-    )
+    embedded = opened.compute_embeddings([texts[row] for row in mixed])
+    np.testing.assert_allclose(embedded, rows[mixed], rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(opened.compute_embeddings(texts[:1]), rows[:1], rtol=1e-3, atol=1e-5)
     assert opened.compute_embeddings([""]).shape == (1, opened.record.width)
     assert opened.embed([]).shape == (0, opened.record.width)
@@ -225,10 +223,6 @@ def test_an_english_network_does_not_know_texts_of_other_languages(name: str) ->
 @pytest.mark.parametrize("write", [write_vectors, write_network])
 def test_texts_of_unknown_tokens_alone_are_not_known(tmp_path: Path, write: Write) -> None:
     opened = load_text_encoder(write(tmp_path / "own"))
-    assert opened.contains_known_words(["something else", "where is it", "", "\ud800"]).tolist() == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    known = opened.contains_known_words(["something else", "where is it", "", "\ud800"])
+    assert known.tolist() == [False, True, False, False]
     assert opened.contains_known_words([]).tolist() == []

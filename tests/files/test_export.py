@@ -80,7 +80,7 @@ def test_views_of_some_columns(tmp_path: Path) -> None:
         torch.testing.assert_close(load_model(tmp_path / "x.safetensors").network(X), network(X), rtol=0, atol=0)
 
 
-def test_quantized_distances_and_cancelled_classes_equal_the_network(
+def test_quantized_distances_and_cancelled_classes_are_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model()

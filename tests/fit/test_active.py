@@ -127,9 +127,7 @@ def test_the_first_suggestions_are_typical_of_all_classes_in_any_unit() -> None:
     assert [row for row, _ in again] == [row for row, _ in chosen]
 
 
-def test_uncertain_rows_are_suggested_from_many_rows(
-    network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncertain_rows_are_suggested_among_many(network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active, "SUGGESTION", replace(SUGGESTION, max_unlabelled_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
     uncertainty = predict_top_two_classes(network, x).uncertainty

@@ -297,9 +297,7 @@ def test_expected_accuracy_follows_the_power_law_of_the_curve() -> None:
 
 @pytest.mark.parametrize("wrong", [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_interval_contains_the_binomial_interval_of_the_held_out_rows(
-    wrong: tuple[int, ...], weighted: bool
-) -> None:
+def test_the_interval_contains_the_binomial_interval_of_held_out_rows(wrong: tuple[int, ...], weighted: bool) -> None:
     correct = torch.stack([torch.arange(30) >= index for index in wrong])
     weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
     expected = extrapolate(correct, 36.0, weights)

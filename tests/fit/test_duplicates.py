@@ -123,9 +123,7 @@ def test_groups_are_not_chained_and_frequent_values_are_not_grouped() -> None:
 
 
 @given(seed=seeds, n_groups=st.integers(2, 30), classes=st.integers(1, 4), many=st.booleans())
-def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
-    seed: int, n_groups: int, classes: int, many: bool
-) -> None:
+def test_groups_stay_together_and_folds_are_of_all_classes(seed: int, n_groups: int, classes: int, many: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (60,), generator=generator)
     groups = torch.randint(n_groups, (60,), generator=generator)

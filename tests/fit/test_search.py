@@ -146,12 +146,8 @@ def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
 def test_the_prior_weighs_the_views() -> None:
     data = load_digits()
     rows = TrainingRows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)
-    search = (
-        ModelSearch()
-        .without_family(KernelRidgeFamily)
-        .without_family(MLPFamily)
-        .with_family(ForestFamily(max_trees=20))
-    )
+    search = ModelSearch().without_family(KernelRidgeFamily).without_family(MLPFamily)
+    search = search.with_family(ForestFamily(max_trees=20))
     prior = WeightingPrior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()

@@ -122,9 +122,7 @@ def test_global_state_is_unchanged() -> None:
 @given(
     seed=seeds, limit=st.integers(0, 5000), dim=st.integers(1, 20), classes=st.integers(2, 6), rows=st.integers(1, 4)
 )
-def test_parameters_are_within_the_limit_and_all_in_the_encoder(
-    seed: int, limit: int, dim: int, classes: int, rows: int
-) -> None:
+def test_parameters_are_within_the_limit_and_encoder(seed: int, limit: int, dim: int, classes: int, rows: int) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
     metadata = {"param_limit": float(limit), "num_classes": classes, "input_dim": dim}
     network = solve([(x, y)], None, metadata, effort=LITTLE.with_family(MLPFamily(step_counts=(3,))))

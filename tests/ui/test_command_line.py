@@ -150,10 +150,8 @@ def test_check_name() -> None:
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
-    assert command_line.check_output_options(options, ("json", "csv", "plot")) == {
-        "json": tmp_path / "a",
-        "csv": tmp_path / "b",
-    }
+    paths = command_line.check_output_options(options, ("json", "csv", "plot"))
+    assert paths == {"json": tmp_path / "a", "csv": tmp_path / "b"}
     options.csv = str(tmp_path / "x" / ".." / "a")
     with pytest.raises(InputError, match=r"^`--csv` must be another file than --json"):
         command_line.check_output_options(options, ("json", "csv", "plot"))

@@ -157,9 +157,8 @@ def heat_equation() -> workload.WorkloadTask:
         return F.mse_loss(residual, torch.zeros_like(residual)) + BOUNDARY_LOSS_WEIGHT * at_edges
 
     grid = torch.cartesian_prod(torch.linspace(0, 1, 25), torch.linspace(0, 1, 50))
-    return workload.WorkloadTask(
-        functools.partial(workload.make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid
-    )
+    make_model = functools.partial(workload.make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh)
+    return workload.WorkloadTask(make_model, loss, stream, grid)
 
 
 VectorField = Callable[[Tensor], Tensor]  #: Maps states (n, d) to their time derivatives (n, d).

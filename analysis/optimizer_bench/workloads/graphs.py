@@ -218,6 +218,5 @@ def graph_convolution_network() -> workload.WorkloadTask:
         return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
 
     held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN_WIDTH)
-    return workload.WorkloadTask(
-        make_model, loss, workload.shuffled_batches(train, len(train), sample_dropout), held_out
-    )
+    batches = workload.shuffled_batches(train, len(train), sample_dropout)
+    return workload.WorkloadTask(make_model, loss, batches, held_out)

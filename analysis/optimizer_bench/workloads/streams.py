@@ -105,9 +105,8 @@ def petal_counting() -> WorkloadTask:
         angle = torch.atan2(y, x) * (kinds + PETAL_COUNTS[0])[:, None, None]
         edge = 1 + (0.2 + 0.3 * depth) * (angle + 2 * math.pi * turn).cos()
         flowers = torch.sigmoid(12 * ((0.4 + 0.3 * size) * edge - (x**2 + y**2).sqrt()))
-        return (flowers + PETAL_NOISE_STD * torch.randn(n, FLOWER_SIDE, FLOWER_SIDE, generator=generator))[
-            :, None
-        ], kinds
+        noise = torch.randn(n, FLOWER_SIDE, FLOWER_SIDE, generator=generator)
+        return (flowers + PETAL_NOISE_STD * noise)[:, None], kinds
 
     return make_stream_task(make_model, batch_cross_entropy, sample_batch, 16, 256)
 

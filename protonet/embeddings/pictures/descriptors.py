@@ -212,13 +212,8 @@ def _binary_pattern_histograms(grey: Tensor) -> Tensor:
     histograms = []
     for distance, smooth in NEIGHBOUR_RADII_AND_BLURS:
         blurred = _blur(grey, smooth)
-        brighter = torch.stack(
-            [
-                near > blurred + DESCRIPTORS.min_brightness_difference
-                for near in _interpolate_neighbours(blurred, distance)
-            ],
-            dim=1,
-        )
+        least = blurred + DESCRIPTORS.min_brightness_difference
+        brighter = torch.stack([near > least for near in _interpolate_neighbours(blurred, distance)], dim=1)
         changes = (brighter != brighter.roll(1, dims=1)).sum(dim=1)
         kinds = torch.where(changes <= 2, brighter.sum(dim=1), 9)  # (n, side, side), 9 for non-uniform patterns
         pattern = kinds.flatten(1)

@@ -226,10 +226,8 @@ def locate_pictures(text: str) -> ImageSet | None:
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
-    layout = detect_class_folders(path) or make_picture_layout(list_pictures_by_class(path))
-    return ImageSet(
-        cache_name="source", root=path, files=layout[0], read_pictures=layout[1], image_side=FOLDER_IMAGE_SIZE
-    )
+    files, read = detect_class_folders(path) or make_picture_layout(list_pictures_by_class(path))
+    return ImageSet(cache_name="source", root=path, files=files, read_pictures=read, image_side=FOLDER_IMAGE_SIZE)
 
 
 def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
@@ -257,11 +255,8 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
     if pictures is not None and is_source and image_size is None and detect_split_folders(path) is None:
         pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, is_grey=True, cache_variant="grey")
     if pictures is None:
-        names = [
-            *by_name,
-            *(f"synthetic:{family}" for family in FAMILIES),
-            *(f"{other}:<root>" for other in PICTURE_LOCATORS),
-        ]
+        names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES)]
+        names += [f"{other}:<root>" for other in PICTURE_LOCATORS]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])
         remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."

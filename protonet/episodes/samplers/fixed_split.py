@@ -105,9 +105,8 @@ class FixedSplit(sampler.Sampler):
         assert test is not None
         if test.x.shape[1] != data.x.shape[1]:
             got = f"{test.x.shape[1]} of {names[1]}"
-            raise_input_error(
-                "test", f"have {data.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike."
-            )
+            must = f"have {data.x.shape[1]} features per row, as {names[0]}"
+            raise_input_error("test", must, got, "Embed both alike.")
         class_id_of = {name: c for c, name in enumerate(data.class_names)}
         for split, other, at in ((test, data, 1), (data, test, 0)):
             missing = [name for name in split.class_names if name not in other.class_names]

@@ -133,7 +133,7 @@ def test_embeddings_are_cached_by_content_and_settings(
         ("flat", {}, "must take pictures"),
     ],
 )
-def test_backbones_that_do_not_fit_are_refused(
+def test_backbones_that_cannot_fit_are_refused(
     tmp_path: Path, made: str, options: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / f"{made}.onnx"

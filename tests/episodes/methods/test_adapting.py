@@ -129,9 +129,7 @@ def run_tim(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, al
         (alpha_tim, {"n_queries": 12}, (1.0, 1.0, 1.0), 5),
     ],
 )
-def test_tim_equals_autograd(
-    method: Callable[..., Tensor], made: dict[str, int], weights: Weights, alpha: float
-) -> None:
+def test_tim_is_autograd(method: Callable[..., Tensor], made: dict[str, int], weights: Weights, alpha: float) -> None:
     episodes, _ = make_episodes(noise=1.0, **made)  # type: ignore[arg-type]
     ours = method(episodes, learning_rate=1e-3, steps=30).softmax(dim=2)
     assert agree(ours, episodes, partial(run_tim, weights=weights, alpha=alpha, steps=30), atol=1e-6)

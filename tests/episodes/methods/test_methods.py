@@ -101,9 +101,8 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     def join(field: str) -> Tensor:
         return torch.cat([getattr(part, field) for part in parts])
 
-    joined: dict[str, Any] = {
-        field: join(field) for field in ("support", "support_labels", "query", "texts", "unlabelled")
-    }
+    fields = ("support", "support_labels", "query", "texts", "unlabelled")
+    joined: dict[str, Any] = {field: join(field) for field in fields}
     together = QUICK_METHODS[name](replace(parts[0], **joined))
     for index in (2, 3, 8):
         alone = replace(parts[0], **{field: rows[index : index + 1] for field, rows in joined.items()})

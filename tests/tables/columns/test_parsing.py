@@ -344,10 +344,23 @@ class TestDurations:
         cases |= {"45 min": 2700, "1d 2h": 93600, "12 s": 12, "1.5s": 1.5}
         for cell, seconds in cases.items():
             assert parse_duration(cell) == seconds, cell
-        for cell in [
+        wrong = [
             "",
-            *["9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1", "5m 3h", "h", "3h 5", "5e"],
-        ]:
+            "9",
+            "1:60",
+            "1:2",
+            "1:60:00",
+            "P",
+            "PT",
+            "a:10",
+            "1:00:00:00",
+            "1:00:1",
+            "5m 3h",
+            "h",
+            "3h 5",
+            "5e",
+        ]
+        for cell in wrong:
             assert math.isnan(parse_duration(cell)), cell
 
     def test_durations_in_words(self) -> None:
