@@ -26,16 +26,6 @@ from analysis.contest.worker import import_solution
 from protonet.datasets import Split, sample_family
 from protonet.optimizer import CustomOptimizer
 from solution import pack
-from solution.pack import (
-    MANIFEST_FILE,
-    ROOT,
-    check_archive,
-    join_package_modules,
-    library_files,
-    main,
-    pack_single_file,
-    pack_zip,
-)
 
 GOOD = {
     "protocol": "zip_project",
@@ -48,8 +38,8 @@ GOOD = {
 def test_library_is_what_the_solver_imports() -> None:
     code = "import sys, protonet.fit.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
     command = [sys.executable, "-c", code]
-    loaded = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    packed = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in library_files()]
+    loaded = subprocess.run(command, cwd=pack.ROOT, check=True, capture_output=True, text=True).stdout.split()
+    packed = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in pack.library_files()]
     assert sorted(packed) == sorted(loaded)
 
 
@@ -67,20 +57,22 @@ def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
         (tmp_path / "protonet" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "protonet" / name).write_text(source)
     expected = {f"protonet/{name}" for name in sources} - {"protonet/unused.py"}
-    files = library_files(tmp_path)
+    files = pack.library_files(tmp_path)
     assert set(files) == expected
     assert list(files) == sorted(files)
     (tmp_path / "protonet/c.py").write_text("from scipy.special import ive")
     with pytest.raises(ValueError, match=r"^`protonet/c.py` must import torch, numpy and .*; got scipy\."):
-        library_files(tmp_path)
+        pack.library_files(tmp_path)
 
 
 def test_zip_has_what_is_needed_and_nothing_else(tmp_path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(pack_zip())) as archive:
+    with zipfile.ZipFile(io.BytesIO(pack.pack_zip())) as archive:
         scripts = [f"scripts/{name}.sh" for name in ("setup", "build", "run")]
-        assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST_FILE, "solution.py"])
-        assert archive.read("solution.py") == (ROOT / "solution/solution.py").read_bytes()
-        assert archive.read("protonet/fit/solver.py") == (ROOT / "protonet/fit/solver.py").read_bytes()
+        assert sorted(archive.namelist()) == sorted(
+            [*pack.library_files(), *scripts, pack.MANIFEST_FILE, "solution.py"]
+        )
+        assert archive.read("solution.py") == (pack.ROOT / "solution/solution.py").read_bytes()
+        assert archive.read("protonet/fit/solver.py") == (pack.ROOT / "protonet/fit/solver.py").read_bytes()
         for entry in archive.infolist():
             assert entry.date_time == (1980, 1, 1, 0, 0, 0)
             mode = 0o755 if entry.filename.endswith(".sh") else 0o644
@@ -109,15 +101,15 @@ def test_literal_round_trip(text: str) -> None:
     ],
 )
 def test_a_manifest_that_the_contest_refuses(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^`{MANIFEST_FILE}` must {message}"):
-        check_archive({MANIFEST_FILE: json.dumps(GOOD | changes)}, 100)
+    with pytest.raises(ValueError, match=rf"^`{pack.MANIFEST_FILE}` must {message}"):
+        pack.check_archive({pack.MANIFEST_FILE: json.dumps(GOOD | changes)}, 100)
 
 
 def test_limits_of_an_archive() -> None:
-    good = {MANIFEST_FILE: json.dumps(GOOD)}
-    check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_ARCHIVE_BYTES)
+    good = {pack.MANIFEST_FILE: json.dumps(GOOD)}
+    pack.check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_ARCHIVE_BYTES)
     with pytest.raises(ValueError, match=r"^`archive` must have at most 256 entries; got 257"):
-        check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
+        pack.check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
 
 
 def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path: Path) -> None:
@@ -131,7 +123,7 @@ def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path
     (tmp_path / "made").mkdir()
     for name, source in sources.items():
         (tmp_path / "made" / name).write_text(source)
-    joined = join_package_modules("made", tmp_path)
+    joined = pack.join_package_modules("made", tmp_path)
     assert joined == (
         '"""A package.\n"""\n\nfrom __future__ import annotations\n\nfrom typing import Any\nfrom typing import Final\n'
         "import math\n\n\n# A comment.\nFACTOR: Final[Any] = math.sqrt(4)\n\n\ndef double(x):\n"
@@ -143,20 +135,20 @@ def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path
 
 
 def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
+    assert pack.main(["-o", str(tmp_path / "new" / "folder")]) == 0
     lines = capsys.readouterr().out.splitlines()
     names = (pack.ZIP_NAME, pack.SINGLE_FILE_NAME, pack.OPTIMIZER_FILE_NAME, pack.CONFIG_FILE_NAME)
     paths = [tmp_path / "new/folder" / name for name in names]
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
     CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
-    assert optimizer[0].read_text(encoding="utf-8") == join_package_modules()
-    assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
-    assert archive.read_bytes() == pack_zip()  # the same sources give the same bytes
-    assert single.read_bytes() == pack_single_file()
+    assert optimizer[0].read_text(encoding="utf-8") == pack.join_package_modules()
+    assert optimizer[1].read_bytes() == (pack.ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
+    assert archive.read_bytes() == pack.pack_zip()  # the same sources give the same bytes
+    assert single.read_bytes() == pack.pack_single_file()
     assigned = next(node for node in ast.parse(single.read_bytes()).body if isinstance(node, ast.AnnAssign))
     assert assigned.value is not None
-    assert ast.literal_eval(assigned.value) == library_files()
+    assert ast.literal_eval(assigned.value) == pack.library_files()
 
 
 def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +159,14 @@ def test_command_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
         (["extra"], "solution.pack: unexpected argument: extra"),
         (["-o", str(tmp_path)], "solution.pack: `archive` must have at most 20971520 bytes; got"),
     ):
-        assert main(arguments) == 2
+        assert pack.main(arguments) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith(message)
         assert captured.err.count("\n") == 1
 
 
-SOURCE = ROOT / "solution" / "solution.py"
+SOURCE = pack.ROOT / "solution" / "solution.py"
 
 
 def sample_tiny() -> Split:
@@ -212,7 +204,7 @@ def test_the_repository_imports_the_repository_library() -> None:
 
 @pytest.mark.usefixtures("import_system")
 def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
-    zipfile.ZipFile(io.BytesIO(pack_zip())).extractall(tmp_path)
+    zipfile.ZipFile(io.BytesIO(pack.pack_zip())).extractall(tmp_path)
     module = import_solution(tmp_path / "solution.py")
     assert module._library is not protonet
     loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "protonet"]
@@ -224,7 +216,7 @@ def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("import_system")
 def test_the_single_file_imports_its_embedded_library(tmp_path: Path) -> None:
     path = tmp_path / "anything.py"
-    path.write_bytes(pack_single_file())
+    path.write_bytes(pack.pack_single_file())
     module = import_solution(path)
     path.unlink()
     assert module._library is sys.modules["protonet"] is not protonet
@@ -241,7 +233,7 @@ def test_without_a_library(tmp_path: Path) -> None:
 def test_clean_process_zip_and_unwritable_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # Permissions do not stop root, so a file in the place of each bytecode folder simulates them.
-    archive = io.BytesIO(pack_zip())
+    archive = io.BytesIO(pack.pack_zip())
     with zipfile.ZipFile(archive, "a") as packed:
         for folder in ("", "protonet/", "protonet/episodes/"):
             packed.writestr(f"{folder}__pycache__", "")

@@ -25,15 +25,7 @@ from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
 from protonet.errors import UserError, raise_input_error, rename_argument
-from protonet.server.app import (
-    AccessPolicy,
-    create_app,
-    html_response,
-    json_response,
-    make_access_policy,
-    open_listening_socket,
-    run_server,
-)
+from protonet.server import app
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
@@ -103,7 +95,7 @@ class LabelApi:
 
     queue: LabelQueue
     jobs: JobRunner
-    policy: AccessPolicy
+    policy: app.AccessPolicy
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TableToLabel] | None
     uploads: UploadedRows
@@ -141,7 +133,7 @@ class LabelApi:
         ]
         routes += [Route(path, make_handler(answer), methods=["POST"]) for path, answer in uploads.items()]
         routes += [Route(path, make_handler(answer)) for path, answer in gets.items()]
-        return create_app(self.policy, routes)
+        return app.create_app(self.policy, routes)
 
     def make_label_handler(self, change: Callable[[ActionRequest], object]) -> Handler:
         """Make the handler of an action on labels, which calls ``change`` and answers with the next row to label.
@@ -201,7 +193,7 @@ class LabelApi:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
         title = reading.path_to_text(self.jobs.options.table.name)
-        return html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
+        return app.html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_table(self, _: object) -> object:
         """Answer with the columns of the table, notes on the table, and command lines that repeat an export."""
@@ -376,7 +368,7 @@ def make_handler(answer: Handler, *, is_action: bool = False) -> Callable[[Reque
 
     async def respond(request: Request) -> Response:
         value = await answer(decode_json(await request.body(), ACTION_DECODER) if is_action else request)
-        return value if isinstance(value, Response) else json_response(value)
+        return value if isinstance(value, Response) else app.json_response(value)
 
     return respond
 
@@ -390,9 +382,9 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    policy = app.make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
     policy.response_timeout_seconds = 120.0
-    listening = open_listening_socket(options.host, options.port)
+    listening = app.open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
@@ -429,6 +421,6 @@ def run(options: PageOptions) -> None:
         api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
         status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:
-            run_server(api.create_app(), policy, listening, status)
+            app.run_server(api.create_app(), policy, listening, status)
     answers = plural(len(label_file.rows), "answer")
     print(f"{answers} in {output}: the same command goes on, and fit and update take them")

@@ -37,18 +37,7 @@ from protonet.commands.options import ServeOptions
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.server import parsing, schemas
-from protonet.server.app import (
-    CSV_TYPE,
-    JSON_TYPE,
-    AccessPolicy,
-    create_app,
-    html_response,
-    json_response,
-    make_access_policy,
-    open_listening_socket,
-    run_server,
-)
+from protonet.server import app, parsing, schemas
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
@@ -232,7 +221,7 @@ GetHandler = Callable[..., msgspec.Struct | str]
 class PredictionApi:
     """The routes of the command ``serve``: predictions, descriptions of models, health, metrics and documentation."""
 
-    def __init__(self, models: dict[str, ReloadableModel], policy: AccessPolicy) -> None:
+    def __init__(self, models: dict[str, ReloadableModel], policy: app.AccessPolicy) -> None:
         self.models, self.policy = models, policy
         self.batcher, self.parsers = RequestBatcher(), ThreadPoolExecutor(2)
         self.registry = registry = CollectorRegistry()
@@ -253,7 +242,7 @@ class PredictionApi:
             Route("/docs", make_handler(self.show_documentation)),
             Route("/", make_handler(self.show_overview)),
         ]
-        return create_app(self.policy, routes, self.record_response)
+        return app.create_app(self.policy, routes, self.record_response)
 
     @property
     def documented_handlers(self) -> dict[str, GetHandler]:
@@ -312,7 +301,7 @@ class PredictionApi:
         media, body = await parsing.read_upload(request)
         # Texts and pictures take long.
         is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.column_modalities)
-        if media == JSON_TYPE and is_fast:
+        if media == app.JSON_TYPE and is_fast:
             rows = parsing.parse_body(model, media, body)
         else:
             loop = asyncio.get_running_loop()
@@ -323,12 +312,12 @@ class PredictionApi:
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
             spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
             header = predict.format_csv_header(model, spec, [])
-            return Response(header + format_csv(lines), media_type=CSV_TYPE)
+            return Response(header + format_csv(lines), media_type=app.CSV_TYPE)
         classes = list(map(str, model.classes))
         predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
         for prediction, row in zip(predictions, probabilities, strict=False):
             prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
-        return json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
+        return app.json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
     async def infer(self, request: Request) -> Response:
         """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
@@ -342,7 +331,7 @@ class PredictionApi:
         data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
         shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
         outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
-        return json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
+        return app.json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
 
     def get_liveness(self) -> schemas.Live:
         """Check that the process is alive."""
@@ -400,11 +389,11 @@ class PredictionApi:
         """Build an HTML page of the models, with their columns, classes and a request to copy."""
         examples = {name: format_curl_example(name, hot.model) for name, hot in self.models.items()}
         values = {"models": self.list_models().models, "examples": examples}
-        return html_response(*format_page("served.html", "protonet serve", values))
+        return app.html_response(*format_page("served.html", "protonet serve", values))
 
     def show_documentation(self) -> Response:
         """Build an HTML page that shows the OpenAPI document."""
-        return html_response(*format_page("api.html", "API", self.get_openapi()))
+        return app.html_response(*format_page("api.html", "API", self.get_openapi()))
 
 
 def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
@@ -417,7 +406,7 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
         value = get_content(**request.path_params)
         if isinstance(value, str):
             return Response(value, headers={"content-type": CONTENT_TYPE_LATEST})
-        return value if isinstance(value, Response) else json_response(value)
+        return value if isinstance(value, Response) else app.json_response(value)
 
     return handle
 
@@ -481,12 +470,13 @@ def run(options: ServeOptions) -> None:
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; several threads slow small batches down
     policy = replace(
-        make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
+        app.make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
         response_timeout_seconds=options.timeout,
         allowed_origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_access_log(options.access_log),
     )
-    listening = open_listening_socket(options.host, options.port)
+    listening = app.open_listening_socket(options.host, options.port)
+    status = f"{plural(len(models), 'model')} at"
     with reload_in_background(list(models.values())):
-        run_server(PredictionApi(models, policy).create_app(), policy, listening, f"{plural(len(models), 'model')} at")
+        app.run_server(PredictionApi(models, policy).create_app(), policy, listening, status)

@@ -15,16 +15,10 @@ from protonet._text import plural, shorten_list, to_printable
 from protonet.embeddings.loading import SelectedEncoders, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
+from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
-from protonet.tables.columns.parsing import (
-    FORMATS_DECIMAL_COMMA_FIRST,
-    FORMATS_DECIMAL_POINT_FIRST,
-    SEMICOLON_FILE_FORMATS,
-    is_missing,
-    parse_numeric_column,
-)
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
@@ -162,9 +156,9 @@ def fit_columns(
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)
     first_order = (
-        (FORMATS_DECIMAL_COMMA_FIRST if decimal else SEMICOLON_FILE_FORMATS)
+        (parsing.FORMATS_DECIMAL_COMMA_FIRST if decimal else parsing.SEMICOLON_FILE_FORMATS)
         if prefer_comma
-        else FORMATS_DECIMAL_POINT_FIRST
+        else parsing.FORMATS_DECIMAL_POINT_FIRST
     )
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
@@ -235,7 +229,7 @@ def detect_suspicious_columns(
         values = column.comparable_values(cells)
         ordered = values.dtype.kind == "f"
         if column.may_be_group and table.columns:
-            rows = _select_distinct_rows(values, ~is_missing(cells), groups)
+            rows = _select_distinct_rows(values, ~parsing.is_missing(cells), groups)
             group = detect_group_column(table.columns[index], values[rows], block.labels[rows], ordered=ordered)
             if group:
                 group_columns[index] = group
@@ -338,7 +332,8 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
         x = encoding.encode(block.columns)
     else:
         columns = [
-            cells if cells.dtype.kind in "iuf" else parse_numeric_column(cells, "plain") for cells in block.columns
+            cells if cells.dtype.kind in "iuf" else parsing.parse_numeric_column(cells, "plain")
+            for cells in block.columns
         ]
         x = Encoding.stack_numeric_columns(columns)
     usable = np.abs(x) <= MAX_FLOAT32  # False for NaN

@@ -25,18 +25,6 @@ from torch import Tensor
 
 from analysis.__main__ import main
 from analysis.contest import draws
-from analysis.contest.draws import (
-    METHODS,
-    SOLVER_METHOD,
-    MethodRun,
-    log_vmf_integral,
-    predict_bayes,
-    predict_bayes_gaussian,
-    predict_bayes_sphere,
-    predict_test_rows,
-    summarise,
-    tabulate,
-)
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import evaluate_request, measure_peak_memory
 from analysis.real_data.robustness import TUNED_BASELINES
@@ -141,22 +129,22 @@ def test_public_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
     rows = make_report("contest-draws").rows
     assert [(row["family"], row["limit"]) for row in rows] == [("isotropic", 0), ("class_noise", 0)]
-    assert set(rows[0]["percent"]) == {SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
-    assert set(rows[1]["percent"]) == {SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert set(rows[0]["percent"]) == {draws.SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
+    assert set(rows[1]["percent"]) == {draws.SOLVER_METHOD, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
     assert rows[0]["parameters"] == [0]
     split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
     network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert rows[1]["percent"][SOLVER_METHOD] == 100 * accuracy
+    assert rows[1]["percent"][draws.SOLVER_METHOD] == 100 * accuracy
     assert rows[1]["parameters"] == [network.count_parameters()]
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
 
 def test_statistics() -> None:
-    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], SOLVER_METHOD: [0.8, 0.9]}
+    accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], draws.SOLVER_METHOD: [0.8, 0.9]}
     results = {
-        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == SOLVER_METHOD else None): {
+        draws.MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == draws.SOLVER_METHOD else None): {
             "accuracy": accuracies[method][seed],
             "parameters": 1000 + seed,
             "seconds": 1.0,
@@ -164,7 +152,7 @@ def test_statistics() -> None:
         for method in accuracies
         for seed in (0, 1)
     }
-    header, _, row = read_cells(tabulate(summarise(results)))
+    header, _, row = read_cells(draws.tabulate(draws.summarise(results)))
     assert header[3:7] == ["ours", "Bayes", "gap to Bayes", "raw cosine"]
     assert header[7:] == ["shrunken LDA", "regret", "parameters", "seconds"]
     assert row == [
@@ -199,16 +187,16 @@ def test_the_integral_is_scipys_where_that_does_not_underflow() -> None:
         scaled = ive(order, kappa)
         seen = scaled > 1e-250
         expected = np.log(scaled[seen]) + kappa[seen] - order * np.log(kappa[seen])
-        result = log_vmf_integral(KAPPAS, dim).numpy()[seen]
+        result = draws.log_vmf_integral(KAPPAS, dim).numpy()[seen]
         assert seen.sum() >= 4, dim
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-10)
 
 
 def test_the_integral_follows_the_recurrence() -> None:
     for dim in (4, 60, 61, 62, 63, 64, 384, 4000):
-        higher = log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
-        same = log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
-        expected = log_vmf_integral(KAPPAS, dim - 2)
+        higher = draws.log_vmf_integral(KAPPAS, dim + 2) + 2 * KAPPAS.log()
+        same = draws.log_vmf_integral(KAPPAS, dim) + np.log(dim - 2)
+        expected = draws.log_vmf_integral(KAPPAS, dim - 2)
         torch.testing.assert_close(torch.logaddexp(higher, same), expected, rtol=1e-13, atol=1e-10)
 
 
@@ -230,8 +218,8 @@ def test_brute_force_over_the_sphere() -> None:
     table = np.stack(scores, axis=1)  # (n_queries, classes)
     lead = np.diff(np.sort(table, axis=1)[:, -2:], axis=1)[:, 0]
     sure = lead > 0.05  # far beyond the error of the sampling
-    result = predict_bayes_sphere(support, labels, query, num_classes=5, noise=0.8).numpy()
-    many = predict_bayes_sphere(support, labels, query.repeat(20, 1), num_classes=5, noise=0.8)  # in chunks
+    result = draws.predict_bayes_sphere(support, labels, query, num_classes=5, noise=0.8).numpy()
+    many = draws.predict_bayes_sphere(support, labels, query.repeat(20, 1), num_classes=5, noise=0.8)  # in chunks
     assert many.tolist() == [*result] * 20
     assert sure.mean() > 0.8
     assert set(table[sure].argmax(axis=1)) == set(range(5))
@@ -251,7 +239,7 @@ def test_slow_loop(isotropic: bool) -> None:
         mean = posterior @ np.linalg.inv(noise) @ support[labels == c].sum(0).numpy()
         scores.append(multivariate_normal(mean, noise + posterior).logpdf(query.numpy()))
     expected = np.stack(scores, axis=1).argmax(axis=1)
-    result = predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
+    result = draws.predict_bayes_gaussian(support, labels, query, num_classes=4, covariance=torch.tensor(noise))
     assert set(expected) == set(range(4))
     np.testing.assert_array_equal(result.numpy(), expected)
 
@@ -260,11 +248,11 @@ def test_the_rule_is_that_of_the_noise() -> None:
     for name in ("isotropic", "correlated", "nuisance"):
         split = sample_family(name, seed=0, n_train=2, n_val=1, num_classes=10, dim=70)
         x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
-        anisotropic = partial(predict_bayes_gaussian, covariance=split.noise_covariance)  # type: ignore[arg-type]
-        rule = predict_bayes_sphere if name == "isotropic" else anisotropic
-        assert torch.equal(predict_bayes(split), rule(x, y, split.test_x, num_classes=10))
+        anisotropic = partial(draws.predict_bayes_gaussian, covariance=split.noise_covariance)  # type: ignore[arg-type]
+        rule = draws.predict_bayes_sphere if name == "isotropic" else anisotropic
+        assert torch.equal(draws.predict_bayes(split), rule(x, y, split.test_x, num_classes=10))
     with pytest.raises(ValueError, match=r"^`split` must know its noise_covariance; got"):
-        predict_bayes(sample_family("warped", seed=0, num_classes=2, dim=4))
+        draws.predict_bayes(sample_family("warped", seed=0, num_classes=2, dim=4))
 
 
 def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
@@ -272,7 +260,7 @@ def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
 
 
 def run(split: Split, method: str) -> torch.Tensor:
-    predicted = predict_test_rows(split, method)
+    predicted = draws.predict_test_rows(split, method)
     assert predicted is not None
     return predicted
 
@@ -328,7 +316,7 @@ def test_mlp_learns_from_train_alone_and_leaves_the_generator() -> None:
 
 
 def test_one_sample_per_class() -> None:
-    for name in METHODS:
+    for name in draws.METHODS:
         split = sample_family("isotropic", seed=0, n_train=1, n_val=1, num_classes=3, dim=4)
         predicted = run(split, name)
         assert predicted.shape == split.test_y.shape, name

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
+from protonet.fit import diagnostics
 from protonet.fit.cross_validation import (
     CROSS_VALIDATION_TENSORS,
     CrossValidation,
@@ -30,13 +31,6 @@ from protonet.fit.cross_validation import (
     restore_cross_validation,
     score_cosine_to_means,
     score_lda,
-)
-from protonet.fit.diagnostics import (
-    ExpectedAccuracy,
-    LearningCurve,
-    extrapolate_accuracy,
-    measure_learning_curve,
-    subsample_rows,
 )
 from protonet.fit.networks import fit_selected_model
 from protonet.fit.solver import Solution, fit_solution, solve
@@ -249,7 +243,7 @@ def test_subsampled_rows_are_a_fraction_of_each_class(seed: int, fraction: float
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (40,), generator=generator)
     rows = torch.randperm(40, generator=generator)[:30]
-    some = subsample_rows(labels, rows, fraction, generator)
+    some = diagnostics.subsample_rows(labels, rows, fraction, generator)
     assert torch.isin(some, rows).all()
     assert some.tolist() == sorted(set(some.tolist()))
     before, after = (torch.bincount(labels[indices], minlength=4) for indices in (rows, some))
@@ -258,23 +252,25 @@ def test_subsampled_rows_are_a_fraction_of_each_class(seed: int, fraction: float
 
 def test_the_last_point_of_a_learning_curve_is_the_crossfit(solved: SolutionAndCrossfit) -> None:
     solution, cv = solved
-    curve = measure_learning_curve(solution, cv)
+    curve = diagnostics.measure_learning_curve(solution, cv)
     assert curve.rows_per_class == sorted(curve.rows_per_class)
     n_rows = sum(len(fold.train) for fold in make_folds(solution.training_set))
     assert curve.rows_per_class[-1] == pytest.approx(n_rows / 15)
     assert curve.rows_per_class[-2] == pytest.approx(curve.rows_per_class[-1] / 2, abs=0.5)
     assert curve.is_correct.shape == (len(curve.rows_per_class), len(cv.labels))
     assert (curve.is_correct[-1] == (predict_held_out(cv).argmax(dim=1) == cv.labels)).all()
-    assert len(measure_learning_curve(solution, cv, deadline=-math.inf).rows_per_class) == 1
+    assert len(diagnostics.measure_learning_curve(solution, cv, deadline=-math.inf).rows_per_class) == 1
 
 
 SIZES = [4.0, 8.0, 16.0]  #: Training rows per class.
 
 
-def extrapolate(correct: Tensor, per_class: float = 64.0, weights: Tensor | None = None) -> ExpectedAccuracy:
+def extrapolate(
+    correct: Tensor, per_class: float = 64.0, weights: Tensor | None = None
+) -> diagnostics.ExpectedAccuracy:
     """Extrapolate a curve of three sizes from the correctness (3, rows) of held-out rows."""
-    expected = extrapolate_accuracy(
-        LearningCurve(SIZES, correct), EvaluationSample.with_defaults(correct.shape[1], weights), per_class
+    expected = diagnostics.extrapolate_accuracy(
+        diagnostics.LearningCurve(SIZES, correct), EvaluationSample.with_defaults(correct.shape[1], weights), per_class
     )
     assert expected is not None
     return expected
@@ -288,8 +284,8 @@ def test_expected_accuracy_follows_the_power_law_of_the_curve() -> None:
     low, high = expected.interval
     assert expected.accuracy == pytest.approx(1 - 0.1, abs=0.01)
     assert low < expected.accuracy < high < low + 0.03
-    short = LearningCurve(SIZES[1:], correct[1:, :9])
-    assert extrapolate_accuracy(short, EvaluationSample.with_defaults(9), 64.0) is None
+    short = diagnostics.LearningCurve(SIZES[1:], correct[1:, :9])
+    assert diagnostics.extrapolate_accuracy(short, EvaluationSample.with_defaults(9), 64.0) is None
     rising = extrapolate(correct.flip(0))  # errors that rise are not expected to rise further
     assert rising.accuracy == pytest.approx(float(correct[0].double().mean()))
     assert extrapolate(torch.ones(3, 9, dtype=torch.bool)).accuracy == 1

@@ -22,14 +22,6 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit import cross_validation, training_set
 from protonet.fit.duplicates import NEAR_DUPLICATES, group_duplicates, near_duplicate_fraction
 from protonet.fit.solver import fit_solution
-from protonet.fit.training_set import (
-    ROW_SAMPLE,
-    canonical_row_order,
-    centre_columns,
-    prepare_training_set,
-    read_labelled_samples,
-    sample_training_rows,
-)
 from protonet.metrics import compute_metrics
 from protonet.selection.folds import FoldLimits, split_folds
 from protonet.views.view import TrainingRows
@@ -173,7 +165,9 @@ def detect_near_duplicates(
 ) -> float:
     group_ids, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
     labels = torch.from_numpy(y)
-    problem, _ = prepare_training_set(features, labels, int(y.max()) + 1, groups=group_ids, column_indices=blocks)
+    problem, _ = training_set.prepare_training_set(
+        features, labels, int(y.max()) + 1, groups=group_ids, column_indices=blocks
+    )
     return near_duplicate_fraction(problem.rows)
 
 
@@ -253,7 +247,7 @@ def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:
     assert detect_near_duplicates(rng.normal(size=(6, 8)), y[:6]) == 0
 
 
-N = ROW_SAMPLE.max_rows + 9000
+N = training_set.ROW_SAMPLE.max_rows + 9000
 MANY = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
 #: Two large classes, and a rare one whose rows all stay.
 CLASSES = (MANY[:, 0] > 0).long()
@@ -264,8 +258,8 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
     order = CLASSES.argsort(stable=True)
     weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
     rows = TrainingRows(MANY[order], CLASSES[order], 3, weights=weights)
-    sample, indices = sample_training_rows(rows)
-    assert ROW_SAMPLE.max_rows - 3 <= len(sample.labels) <= ROW_SAMPLE.max_rows
+    sample, indices = training_set.sample_training_rows(rows)
+    assert training_set.ROW_SAMPLE.max_rows - 3 <= len(sample.labels) <= training_set.ROW_SAMPLE.max_rows
     assert sample.weights is not None
     assert sample.row_fraction == 1.0
     torch.testing.assert_close(torch.bincount(sample.labels, sample.weights), torch.bincount(CLASSES[order], weights))
@@ -278,14 +272,16 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
 
 def test_many_classes_share_the_sample() -> None:
     labels = (torch.arange(N) % 2000).sort().values
-    sample, _ = sample_training_rows(TrainingRows(MANY, labels, 2000))
+    sample, _ = training_set.sample_training_rows(TrainingRows(MANY, labels, 2000))
     counts = torch.bincount(sample.labels)
-    assert len(sample.labels) <= ROW_SAMPLE.max_rows
+    assert len(sample.labels) <= training_set.ROW_SAMPLE.max_rows
     assert int(counts.max() - counts.min()) <= 1
 
 
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_full_class_rows=50))
+    monkeypatch.setattr(
+        training_set, "ROW_SAMPLE", replace(training_set.ROW_SAMPLE, max_rows=400, max_full_class_rows=50)
+    )
     x, y = MANY[:1500], CLASSES[:1500]
     solution = fit_solution([(x, y)], effort=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400
@@ -311,7 +307,7 @@ def test_batches_are_concatenated(seed: int, cuts: list[int], numpy: bool) -> No
     batches: list[Any] = [(x[a:b].reshape(-1, 2, 4), y[a:b]) for a, b in itertools.pairwise(bounds)]
     if numpy:
         batches = [(inputs.numpy(), labels.numpy()) for inputs, labels in batches]
-    features, labels, num_classes = read_labelled_samples(batches, [(X, Y)], {})
+    features, labels, num_classes = training_set.read_labelled_samples(batches, [(X, Y)], {})
     assert torch.equal(features, torch.cat([x, X]))
     assert torch.equal(labels, torch.cat([y, Y]))
     assert (features.dtype, labels.dtype, num_classes) == (torch.float32, torch.int64, 5)
@@ -347,14 +343,14 @@ class Stream(IterableDataset[Any]):
 )
 def test_datasets_and_pairs_are_read_like_batches(source: Any) -> None:
     for train, val in ((source, None), ([(X[:0], Y[:0]), (X, Y)], source)):
-        features, labels, _ = read_labelled_samples(train, val, {})
+        features, labels, _ = training_set.read_labelled_samples(train, val, {})
         assert torch.equal(features[-30:], X)
         assert torch.equal(labels[-30:], Y)
 
 
 def test_the_metadata_set_the_number_of_classes() -> None:
-    assert read_labelled_samples([(X, Y)], None, {"num_classes": 9})[2] == 9
-    assert read_labelled_samples([(X, Y * 0)], None, {})[2] == 2
+    assert training_set.read_labelled_samples([(X, Y)], None, {"num_classes": 9})[2] == 9
+    assert training_set.read_labelled_samples([(X, Y * 0)], None, {})[2] == 2
 
 
 @given(seed=seeds)
@@ -363,7 +359,7 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
     x = torch.randint(-2, 3, (20, 3), generator=generator).float()
     x[0] = -0.0
     y = torch.randint(3, (20,), generator=generator)
-    sorting = canonical_row_order(x.clone(), y)
+    sorting = training_set.canonical_row_order(x.clone(), y)
     features, labels = (x + 0.0)[sorting], y[sorting]
     assert sorting.sort().values.tolist() == list(range(20))
     assert len(labels.unique_consecutive()) == len(y.unique())
@@ -371,7 +367,7 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
         row = features[labels == label]
         assert len(row.unique_consecutive(dim=0)) == len(row.unique(dim=0))  # equal rows are neighbours
     order = torch.randperm(20, generator=generator)
-    again = order[canonical_row_order(x[order], y[order])]
+    again = order[training_set.canonical_row_order(x[order], y[order])]
     assert torch.equal((x + 0.0)[again], features)
     assert torch.equal(y[again], labels)
 
@@ -379,28 +375,28 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
 def test_the_canonical_order_does_not_depend_on_units_columns_class_indices_and_copies() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
-    order = canonical_row_order(x.clone(), y)
-    assert torch.equal(canonical_row_order(x * torch.tensor([2.54, 0.1, 7.0, 1e4]) + 3.0, y), order)
-    assert torch.equal(canonical_row_order(x[:, [2, 0, 3, 1]].contiguous(), y), order)
-    assert torch.equal(canonical_row_order(x.clone(), (y + 1) % 3), order)
+    order = training_set.canonical_row_order(x.clone(), y)
+    assert torch.equal(training_set.canonical_row_order(x * torch.tensor([2.54, 0.1, 7.0, 1e4]) + 3.0, y), order)
+    assert torch.equal(training_set.canonical_row_order(x[:, [2, 0, 3, 1]].contiguous(), y), order)
+    assert torch.equal(training_set.canonical_row_order(x.clone(), (y + 1) % 3), order)
     weights = torch.ones(60)
     weights[7] = 2
-    twice = canonical_row_order(torch.cat([x, x[7:8]]), torch.cat([y, y[7:8]]))
-    assert torch.equal(twice[twice < 60], canonical_row_order(x.clone(), y, weights))
+    twice = training_set.canonical_row_order(torch.cat([x, x[7:8]]), torch.cat([y, y[7:8]]))
+    assert torch.equal(twice[twice < 60], training_set.canonical_row_order(x.clone(), y, weights))
 
 
 def test_columns_far_from_zero_are_centred_and_no_others() -> None:
     x = torch.randn(50, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x += torch.tensor([0.0, 1e2, 1e5, 1.7e9, 0.0])
     x[:, 4] = 1 / 3
-    centred, origin = centre_columns(x)
+    centred, origin = training_set.centre_columns(x)
     assert (origin != 0).tolist() == [False, False, True, True, False]
     assert centred.dtype == origin.dtype == torch.float32
     torch.testing.assert_close(centred.double() + origin, x, atol=1e-4, rtol=0)
-    same, none = centre_columns(x[:, :2].float())
+    same, none = training_set.centre_columns(x[:, :2].float())
     assert torch.equal(same, x[:, :2].float())
     assert not bool(none.any())
-    exact, _, _ = read_labelled_samples([(x, torch.arange(50) % 2)], None, {})
+    exact, _, _ = training_set.read_labelled_samples([(x, torch.arange(50) % 2)], None, {})
     assert torch.equal(exact, x)
 
 

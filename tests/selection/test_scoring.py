@@ -19,17 +19,6 @@ from torch import Tensor
 
 from protonet.selection import scoring
 from protonet.selection.folds import FOLD_LIMITS, split_folds
-from protonet.selection.scoring import (
-    WEIGHTING,
-    fit_scale_and_offsets,
-    fit_temperature,
-    fit_view_weights,
-    is_worse_by_one_error,
-    minimize,
-    row_slices,
-    select_simplest_within_one_error,
-    weights_from_losses,
-)
 from tests.strategies import seeds
 
 
@@ -86,9 +75,9 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
     cosines = torch.rand(60, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     labels = torch.arange(60) % 5
     cosines[torch.arange(60), labels] += signal
-    factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
+    factor, losses = scoring.fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=1).mean() / (WEIGHTING.logit_prior_std**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (scoring.WEIGHTING.logit_prior_std**2 * 60)
 
     def objective(beta: float) -> float:
         return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
@@ -99,16 +88,16 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
 
 
 def test_many_cosines_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "WEIGHTING", replace(WEIGHTING, values_per_block=2**16))
+    monkeypatch.setattr(scoring, "WEIGHTING", replace(scoring.WEIGHTING, values_per_block=2**16))
     n, classes = 1500, 101
     generator = torch.Generator().manual_seed(0)
     cosines, labels = torch.randn(n, classes, generator=generator), torch.arange(n) % 100
     cosines[torch.arange(n), labels] += 4
     seen = torch.arange(classes) < 100
-    blocks = list(row_slices(n, classes))
+    blocks = list(scoring.row_slices(n, classes))
     assert len(blocks) > 1
     assert torch.equal(torch.cat([torch.arange(n)[block] for block in blocks]), torch.arange(n))
-    factor, losses = fit_temperature(cosines, labels, seen)
+    factor, losses = scoring.fit_temperature(cosines, labels, seen)
     expected = torch.nn.functional.cross_entropy(factor * cosines[:, seen], labels, reduction="none")
     torch.testing.assert_close(losses, expected.double())
     for other in (0.99 * factor, 1.01 * factor):
@@ -117,18 +106,18 @@ def test_many_cosines_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_class_without_samples_gets_no_probability() -> None:
     cosines, labels = torch.zeros(4, 3), torch.tensor([0, 2, 0, 2])
-    _, losses = fit_temperature(cosines, labels, torch.tensor([True, False, True]))
+    _, losses = scoring.fit_temperature(cosines, labels, torch.tensor([True, False, True]))
     torch.testing.assert_close(losses, torch.full((4,), 2.0, dtype=torch.float64).log())
 
 
 def test_soft_weights_follow_losses_rows_and_spread() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]  # far worse: left out
-    assert weights_from_losses([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
+    assert scoring.weights_from_losses([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]  # of few rows they differ less
-    weights = weights_from_losses([torch.eye(4)] * 2, losses)
-    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTING.min_total_loss_scale))
+    weights = scoring.weights_from_losses([torch.eye(4)] * 2, losses)
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / scoring.WEIGHTING.min_total_loss_scale))
     losses = [torch.ones(4, dtype=torch.float64)] * 2  # small cosines get a larger weight for the same influence
-    weights = weights_from_losses([torch.eye(4), 0.1 * torch.eye(4)], losses)
+    weights = scoring.weights_from_losses([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 
 
@@ -145,7 +134,7 @@ def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tenso
 def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
     cosines, labels = draw_cosines(60)
     start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    weights = fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
+    weights = scoring.fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
     views = torch.stack(cosines).double().numpy()
     spread = np.sqrt(views.var(axis=2).mean(axis=1))
     views = views / spread[:, None, None]
@@ -155,8 +144,8 @@ def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
         fraction = np.exp(log_softmax(np.append(point[:2], 0.0)))
         logits = np.exp(point[2]) * np.tensordot(fraction, views, axes=1)
         held_out = (
-            WEIGHTING.weight_shrinkage * (fraction * np.log(fraction / prior)).sum()
-            + logits.var(axis=1).mean() / WEIGHTING.logit_prior_std**2 / 2
+            scoring.WEIGHTING.weight_shrinkage * (fraction * np.log(fraction / prior)).sum()
+            + logits.var(axis=1).mean() / scoring.WEIGHTING.logit_prior_std**2 / 2
         )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
@@ -170,7 +159,7 @@ def test_few_rows_hardly_move_the_weights_and_many_do() -> None:
     moved = []
     for n in (8, 4000):
         cosines, labels = draw_cosines(n)
-        weights = fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
+        weights = scoring.fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
         assert weights[0] == 0  # left out it stays
         assert float(weights.sum()) == pytest.approx(1)
         moved.append(float(weights[2]))
@@ -183,20 +172,20 @@ def test_the_simplest_within_one_error(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     losses = list(torch.rand(5, 30, generator=generator, dtype=torch.float64))
     best = min(losses, key=lambda loss: float(loss.mean()))
-    chosen = select_simplest_within_one_error(losses)
-    assert not is_worse_by_one_error(losses[chosen], best)
-    assert all(is_worse_by_one_error(loss, best) for loss in losses[:chosen])
+    chosen = scoring.select_simplest_within_one_error(losses)
+    assert not scoring.is_worse_by_one_error(losses[chosen], best)
+    assert all(scoring.is_worse_by_one_error(loss, best) for loss in losses[:chosen])
 
 
 def test_losses_are_worse_beyond_one_error_the_tie_and_the_margin() -> None:
     zero = torch.zeros(100, dtype=torch.float64)
     noisy = torch.tensor([1.0, -0.9] * 50, dtype=torch.float64)  # mean 0.05, standard error 0.095
-    assert not is_worse_by_one_error(noisy, zero)
-    assert is_worse_by_one_error(noisy, zero, max_tolerated=0.02)
-    assert not is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=4.0)
-    assert is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=2.0)
-    assert not is_worse_by_one_error(zero + 1e-3, zero)
-    assert is_worse_by_one_error(zero + 3e-3, zero)
+    assert not scoring.is_worse_by_one_error(noisy, zero)
+    assert scoring.is_worse_by_one_error(noisy, zero, max_tolerated=0.02)
+    assert not scoring.is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=4.0)
+    assert scoring.is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=2.0)
+    assert not scoring.is_worse_by_one_error(zero + 1e-3, zero)
+    assert scoring.is_worse_by_one_error(zero + 3e-3, zero)
 
 
 def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencies() -> None:
@@ -205,20 +194,20 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
     cosines = torch.randn(200, 2, generator=generator) * 0.3
     cosines[torch.arange(200), labels] += 0.4
     sizes = torch.tensor([180.0, 20.0], dtype=torch.float64)
-    factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
+    factor, offsets, losses = scoring.fit_scale_and_offsets(cosines, labels, sizes)
     assert offsets is not None
     logs, spread = sizes.log().numpy() - sizes.log().mean().item(), float(cosines.var(dim=1, correction=0).mean())
 
     def objective(x: np.ndarray) -> float:
         log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
-        prior = spread * (x[0] / WEIGHTING.logit_prior_std) ** 2
-        prior += ((x[1] - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std) ** 2
+        prior = spread * (x[0] / scoring.WEIGHTING.logit_prior_std) ** 2
+        prior += ((x[1] - scoring.WEIGHTING.frequency_factor_mean) / scoring.WEIGHTING.frequency_factor_std) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
     best = scipy.optimize.minimize(objective, [1.0, 0.5], tol=1e-10).x
     assert factor == pytest.approx(best[0], rel=1e-3)
     assert offsets.numpy() == pytest.approx(best[1] * logs, abs=1e-3)
-    plain, before = fit_temperature(cosines, labels, sizes > 0)
+    plain, before = scoring.fit_temperature(cosines, labels, sizes > 0)
     assert float(losses.mean()) < float(before.mean())
     predicted = (factor * cosines.double() + offsets).softmax(dim=1)[:, 1].mean()
     uncorrected = (plain * cosines.double()).softmax(dim=1)[:, 1].mean()
@@ -232,13 +221,13 @@ def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
     sizes = torch.tensor([30.0, 9.0, 3.0], dtype=torch.float64)
     labels = torch.multinomial(sizes, 40, replacement=True, generator=generator)
     cosines = 0.3 * torch.randn(40, 3, generator=generator) - 0.5 * F.one_hot(labels, 3)
-    factor, offsets, _ = fit_scale_and_offsets(cosines, labels, sizes)
+    factor, offsets, _ = scoring.fit_scale_and_offsets(cosines, labels, sizes)
     assert offsets is not None
     logs = sizes.log() - sizes.log().mean()
 
     def objective(exponent: float) -> float:
         log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
-        prior = ((exponent - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std) ** 2
+        prior = ((exponent - scoring.WEIGHTING.frequency_factor_mean) / scoring.WEIGHTING.frequency_factor_std) ** 2
         return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
 
     assert factor == 0
@@ -254,7 +243,7 @@ def test_joint_weights_are_fitted_with_the_offsets() -> None:
     frequent = torch.tensor([1.0, -1.0]) + torch.randn(n, 2, generator=generator)
     start = torch.tensor([0.5, 0.5], dtype=torch.float64)
     with_offsets, without = (
-        float(fit_view_weights([useful, frequent], labels, torch.tensor(sizes, dtype=torch.float64), start)[0])
+        float(scoring.fit_view_weights([useful, frequent], labels, torch.tensor(sizes, dtype=torch.float64), start)[0])
         for sizes in ([1800.0, 200.0], [1.0, 1.0])
     )
     assert with_offsets > 0.9
@@ -264,8 +253,8 @@ def test_joint_weights_are_fitted_with_the_offsets() -> None:
 def test_classes_of_equal_weight_have_no_offsets() -> None:
     cosines = torch.rand(40, 4, generator=torch.Generator().manual_seed(0))
     labels, sizes = torch.arange(40) % 4, torch.tensor([10.0, 10.0, 10.0, 10.0], dtype=torch.float64)
-    factor, offsets, losses = fit_scale_and_offsets(cosines, labels, sizes)
-    expected, row = fit_temperature(cosines, labels, sizes > 0)
+    factor, offsets, losses = scoring.fit_scale_and_offsets(cosines, labels, sizes)
+    expected, row = scoring.fit_temperature(cosines, labels, sizes > 0)
     assert offsets is None
     assert factor == expected
     assert torch.equal(losses, row)
@@ -274,8 +263,8 @@ def test_classes_of_equal_weight_have_no_offsets() -> None:
 def test_a_repeated_row_counts_once_against_the_prior() -> None:
     cosines = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
     labels, seen = torch.arange(12) % 3, torch.ones(3, dtype=torch.bool)
-    factor, _ = fit_temperature(cosines, labels, seen)
-    repeated, _, _ = fit_scale_and_offsets(cosines.repeat(3, 1), labels.repeat(3), seen.double(), repeats=3)
+    factor, _ = scoring.fit_temperature(cosines, labels, seen)
+    repeated, _, _ = scoring.fit_scale_and_offsets(cosines.repeat(3, 1), labels.repeat(3), seen.double(), repeats=3)
     assert repeated == pytest.approx(factor, rel=1e-3)
 
 
@@ -309,7 +298,7 @@ def test_the_minimum_is_that_of_torch(seed: int) -> None:
         return value
 
     optimizer.step(closure)
-    result = minimize(with_gradient(loss), torch.zeros(12, dtype=torch.float64))
+    result = scoring.minimize(with_gradient(loss), torch.zeros(12, dtype=torch.float64))
     torch.testing.assert_close(result, w.detach(), rtol=0, atol=1e-6)
     assert float(loss(result)) <= float(loss(w.detach())) + 1e-10
 
@@ -318,12 +307,12 @@ def test_curved_valley() -> None:
     """Rosenbrock's function, whose minimum is at (1, 1)."""
     for start in ((-1.2, 1.0), (0.0, 0.0), (3.0, -2.0)):
         rosenbrock = with_gradient(lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2)
-        result = minimize(rosenbrock, torch.tensor(start, dtype=torch.float64))
+        result = scoring.minimize(rosenbrock, torch.tensor(start, dtype=torch.float64))
         torch.testing.assert_close(result, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
 def test_start_at_the_minimum_and_unbounded_function() -> None:
     x = torch.zeros(3, dtype=torch.float64)
-    assert torch.equal(minimize(with_gradient(lambda w: w.square().sum()), x), x)
-    result = minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(scoring.minimize(with_gradient(lambda w: w.square().sum()), x), x)
+    result = scoring.minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
     assert all(map(math.isfinite, result.tolist()))

@@ -20,14 +20,6 @@ from protonet.losses import class_means
 from protonet.selection.folds import split_folds
 from protonet.views import VIEW_FAMILIES, evaluation, kernel_ridge
 from protonet.views.distances import batch_invariant_matmul
-from protonet.views.evaluation import (
-    VIEW_PRUNING,
-    Candidate,
-    CandidateEvaluator,
-    ViewFamily,
-    map_features,
-    plan_encoder,
-)
 from protonet.views.forest import ForestFamily, ForestSpec, ForestView
 from protonet.views.kernel_ridge import (
     KERNEL_BANDWIDTHS,
@@ -213,13 +205,15 @@ def test_shifted_rows_are_the_slow_loop(seed: int) -> None:
 
 def make_evaluator(
     seed: int = 0, *, rows: int = 10, noise: float = 1.0, shifts: tuple[int, ...] = (0,)
-) -> CandidateEvaluator:
+) -> evaluation.CandidateEvaluator:
     x, y = blobs(seed, rows=rows, noise=noise)
     folds = split_folds(y, 5)
-    return CandidateEvaluator(TrainingRows(x, y, 5, shifts=shifts), folds, plan_encoder(8, 5, 1000))
+    return evaluation.CandidateEvaluator(
+        TrainingRows(x, y, 5, shifts=shifts), folds, evaluation.plan_encoder(8, 5, 1000)
+    )
 
 
-def evaluate_linear(evaluator: CandidateEvaluator, scaling: str) -> Candidate:
+def evaluate_linear(evaluator: evaluation.CandidateEvaluator, scaling: str) -> evaluation.Candidate:
     (result,) = LinearFamily((scaling,)).candidates(evaluator)
     return result
 
@@ -269,9 +263,9 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     views = evaluator.fit(LinearSpec("raw"))
     noise = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     assert evaluator.should_prune(noise)
-    assert not evaluator.should_prune(noise[: VIEW_PRUNING.min_evaluated_rows - 1])
+    assert not evaluator.should_prune(noise[: evaluation.VIEW_PRUNING.min_evaluated_rows - 1])
     assert not evaluator.should_prune(noise, expected_loss_ratio=0.1)
-    assert not evaluator.should_prune(evaluator.compute_fold_cosines(partial(map_features, views[0]), 0))
+    assert not evaluator.should_prune(evaluator.compute_fold_cosines(partial(evaluation.map_features, views[0]), 0))
     features = torch.randn(evaluator.rows.features.shape, generator=torch.Generator().manual_seed(0))
     evaluator.rows = replace(evaluator.rows, features=features)
     fits: list[TrainingRows] = []
@@ -284,7 +278,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     monkeypatch.setattr(ForestSpec, "fit", record)
     assert list(ForestFamily(3).candidates(evaluator)) == []
     assert len(fits) == 1
-    pruning = replace(VIEW_PRUNING, max_excess_loss=math.inf, min_decisive_rows=10**6)
+    pruning = replace(evaluation.VIEW_PRUNING, max_excess_loss=math.inf, min_decisive_rows=10**6)
     monkeypatch.setattr(evaluation, "VIEW_PRUNING", pruning)
     assert [item.spec.name for item in ForestFamily(3).candidates(evaluator)] == ["forest"]
     assert len(fits) == 1 + len(evaluator.folds)
@@ -299,7 +293,7 @@ def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
 
 
 @pytest.mark.parametrize("kind", [KernelRidgeFamily(), ForestFamily()])
-def test_no_candidate_is_evaluated_after_the_deadline(kind: ViewFamily) -> None:
+def test_no_candidate_is_evaluated_after_the_deadline(kind: evaluation.ViewFamily) -> None:
     evaluator = make_evaluator()
     evaluator.rows = replace(evaluator.rows, deadline=0.0)
     assert list(kind.candidates(evaluator)) == []
@@ -326,6 +320,6 @@ def test_learned_views_read_the_simplest_good_view_and_are_evaluated_at_each_ste
     assert len(sizes) > 1
     assert not any(item.use_shifts for item in specs)
     first = evaluator.candidates[0]
-    use_shifts = Candidate(ForestSpec(3, use_shifts=True), first.cosines, first.losses * 0)
+    use_shifts = evaluation.Candidate(ForestSpec(3, use_shifts=True), first.cosines, first.losses * 0)
     evaluator.candidates.append(use_shifts)  # the best view so far
     assert all(item.spec.use_shifts for item in MLPFamily(max_n_sizes=1, step_counts=(1,)).candidates(evaluator))

@@ -30,13 +30,6 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
 from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
-from protonet.episodes.training.tasks import (
-    SplitSide,
-    ValidationScore,
-    draw_training_episodes,
-    score_encoder,
-    select_split_side,
-)
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.cases import SIDES, make_data, save_data
@@ -61,7 +54,7 @@ def train(more: str = "", output: str = "a.safetensors", *, beat_raw: bool = Fal
     The encoder must only beat the raw features with ``beat_raw``.
     """
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
-    raw = None if beat_raw else ("protonet", ValidationScore(0, 0.0, 0.0))
+    raw = None if beat_raw else ("protonet", tasks.ValidationScore(0, 0.0, 0.0))
     score = mock.patch.object(training, "score_best_raw_method", return_value=raw)
     with contextlib.nullcontext() if beat_raw else score:
         run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
@@ -89,8 +82,8 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     plan = TrainingPlan(**read(path)[1]["plan"])
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_trained_encoder(path).encoder
-    side = select_split_side("data", make_data(), "validation")
-    assert score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup()) == (step, accuracy, half_width)
+    side = tasks.select_split_side("data", make_data(), "validation")
+    assert tasks.score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup()) == (step, accuracy, half_width)
     line = capsys.readouterr().out
     assert line.startswith(f"{path}: mlp, 10 steps, ")
     assert line.endswith(f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes\n")
@@ -109,11 +102,11 @@ def test_an_interrupted_run_ends_in_the_same_tensors(monkeypatch: pytest.MonkeyP
     full = train(f"{more} --log whole", "whole.safetensors")
 
     def draw(
-        base: SplitSide, plan: TrainingPlan, position: int, group: ProcessGroup
+        base: tasks.SplitSide, plan: TrainingPlan, position: int, group: ProcessGroup
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if position == step - 1:
             signal.raise_signal(signal.SIGINT)
-        return draw_training_episodes(base, plan, position, group)
+        return tasks.draw_training_episodes(base, plan, position, group)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "draw_training_episodes", draw)
@@ -161,9 +154,9 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(select_by_prefix(tensors, training.AVERAGED_PREFIX))
     measured = encoder[2].running_mean
-    base = select_split_side("data", make_data(dim=256), "base")
+    base = tasks.select_split_side("data", make_data(dim=256), "base")
     batches = [
-        draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)
+        tasks.draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)
     ]  # 48 rows
     means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
     torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
@@ -282,7 +275,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
-    side = select_split_side("data", load_source("tiny.npz"), "validation")
+    side = tasks.select_split_side("data", load_source("tiny.npz"), "validation")
     _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]), ProcessGroup())
     assert metadata["best"][1] > raw.accuracy + 0.05
 
