@@ -136,7 +136,7 @@ def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> 
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
     network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert rows[1]["percent"][draws.SOLVER_METHOD] == 100 * accuracy
+    assert rows[1]["percent"][draws.SOLVER_METHOD] == [100 * accuracy]
     assert rows[1]["parameters"] == [network.count_parameters()]
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
