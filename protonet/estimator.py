@@ -49,19 +49,8 @@ from protonet.losses import MAX_CHUNK_ROWS
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline, TrainingTable
+from protonet.tables import frames
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.frames import (
-    Frame,
-    FrameEncoding,
-    describe_frame_columns,
-    fit_frame_columns,
-    iterate_dense_blocks,
-    make_array_frame,
-    read_frame,
-    require_numeric_frame,
-    restore_frame_encoding,
-    to_dense,
-)
 
 #: The value of ``y`` with which scikit-learn's ``validate_data`` validates rows without labels.
 NO_LABELS = "no_validation"
@@ -163,7 +152,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
         parts = [self._encode_rows(part, rows.frame_encoding)[0] for part in rest]
-        self._fit_pipeline(rows, map(torch.from_numpy, iterate_dense_blocks(parts, MAX_CHUNK_ROWS)) if parts else None)
+        self._fit_pipeline(
+            rows, map(torch.from_numpy, frames.iterate_dense_blocks(parts, MAX_CHUNK_ROWS)) if parts else None
+        )
         return self
 
     def partial_fit(
@@ -229,7 +220,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         x = self._encode_rows(X, self._frame_encoding)[0]
-        blocks = map(torch.from_numpy, iterate_dense_blocks([x], MAX_CHUNK_ROWS))
+        blocks = map(torch.from_numpy, frames.iterate_dense_blocks([x], MAX_CHUNK_ROWS))
         return torch.cat([embed_rows(self.network_, block) for block in blocks]).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
@@ -239,7 +230,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             InputError: As in ``predict``; or ``n`` exceeds 4096 or the number of rows with a value.
         """
         encoded, empty = self._encode_rows(X, self._frame_encoding)
-        x, rows = map(torch.from_numpy, (to_dense(encoded), np.flatnonzero(~empty)))
+        x, rows = map(torch.from_numpy, (frames.to_dense(encoded), np.flatnonzero(~empty)))
         return suggest_rows(self.network_, x, n, self.classes_.tolist(), unlabelled_rows=rows)
 
     def _predict_logits(self, X: object) -> Tensor:
@@ -248,10 +239,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if uninformative_mask.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(format_uninformative_note(int(uninformative_mask.sum())), UserWarning, stacklevel=3)
         masks = (uninformative_mask[start : start + MAX_CHUNK_ROWS] for start in range(0, x.shape[0], MAX_CHUNK_ROWS))
-        blocks = zip(iterate_dense_blocks([x], MAX_CHUNK_ROWS), masks, strict=True)
+        blocks = zip(frames.iterate_dense_blocks([x], MAX_CHUNK_ROWS), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _encode_rows(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+    def _encode_rows(self, X: object, encoding: frames.FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X; return their features (n, dim), and a mask (n,) of rows without a known cell."""
         return _encode_validated(self._validate_rows_and_labels(X, encoded=encoding is not None)[0], encoding)
 
@@ -259,19 +250,19 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
         """Validate rows and labels by scikit-learn's rules; return rows as a `Frame` if they will be ``encoded``."""
-        frame = read_frame(X)
+        frame = frames.read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.data_frame, y, reset=reset, skip_check_array=True)
             unlabelled = isinstance(y, str) and y == NO_LABELS
             labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
             return frame, labels
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        require_numeric_frame(frame)
+        frames.require_numeric_frame(frame)
         checked = validate_data(self, X, y, reset=reset, **checks)
         rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
-            return make_array_frame(to_dense(rows)), labels
+            return frames.make_array_frame(frames.to_dense(rows)), labels
         if gaps:
             remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
@@ -286,14 +277,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_labels(labels)
         chosen, weights, groups = prepare_weights_and_groups(labels, sample_weight, groups)
         if len(chosen) < len(labels):
-            rows, labels = rows.select_rows(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
-        if reset and isinstance(rows, Frame):
+            rows, labels = rows.select_rows(chosen) if isinstance(rows, frames.Frame) else rows[chosen], labels[chosen]
+        if reset and isinstance(rows, frames.Frame):
             selection = SelectedEncoders.from_names(self.representation)
-            encoding = fit_frame_columns(rows, self.column_kinds, selection)
+            encoding = frames.fit_frame_columns(rows, self.column_kinds, selection)
         x, uninformative_mask = _encode_validated(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(
-            x=torch.from_numpy(to_dense(x)),
+            x=torch.from_numpy(frames.to_dense(x)),
             y=encode_labels(labels, classes),
             classes=tuple(map(str, classes.tolist())),
             columns=None if encoding is None else encoding.used_names,
@@ -304,7 +295,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             uninformative_mask=torch.from_numpy(uninformative_mask),
             frame_encoding=encoding,
             metadata={
-                **describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
+                **frames.describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
                 "effort": self.effort if isinstance(self.effort, str) else None,
                 "seed": self.random_state if isinstance(self.random_state, int) else None,
             },
@@ -346,11 +337,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
 
     @property
-    def _frame_encoding(self) -> FrameEncoding | None:
+    def _frame_encoding(self) -> frames.FrameEncoding | None:
         """The fitted encoding of a data frame's columns, with descriptions; None for arrays without missing values."""
         check_is_fitted(self)
         pipeline = self._pipeline
-        return restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
+        return frames.restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
 
     @property
     def network_(self) -> PrototypeNetwork:
@@ -490,11 +481,11 @@ class _LabelledRows(TrainingTable):
 
     labels: np.ndarray  #: (n,) the labels as the caller passed them.
     uninformative_mask: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
-    frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
+    frame_encoding: frames.FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
 
 
-def _encode_validated(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+def _encode_validated(rows: Any, encoding: frames.FrameEncoding | None) -> tuple[Any, np.ndarray]:
     """Encode validated rows; return their features (n, dim), and a mask (n,) of rows without a known cell."""
-    if isinstance(rows, Frame) and encoding is not None:
+    if isinstance(rows, frames.Frame) and encoding is not None:
         return encoding.encode(rows), encoding.is_uninformative(rows)
     return rows, np.zeros(rows.shape[0], bool)

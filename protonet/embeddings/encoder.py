@@ -98,11 +98,6 @@ class EmbeddingCache:
         self.connection = None
 
 
-def embedding_cache_folder() -> Path:
-    """Locate the default folder of cached embeddings."""
-    return cache_folder() / "embeddings"
-
-
 @contextmanager
 def open_embedding_cache(folder: Path | None, key: str) -> Iterator[EmbeddingCache]:
     """Open the cache of an encoder, a file in ``folder`` named by ``key``; close it at the end of the context.
@@ -187,7 +182,7 @@ class PretrainedEncoder:
         if texts:  # replace unpaired surrogates
             items = [item.encode(errors="replace").decode() for item in items]
         digests = [hash_text(item) if texts else hash_file(item) for item in items]
-        folder = (self.cache_folder or embedding_cache_folder()) if self.use_cache else None
+        folder = (self.cache_folder or cache_folder() / "embeddings") if self.use_cache else None
         with open_embedding_cache(folder, self.record.digest[:16]) as store:
             embeddings = store.read(digests, self.record.width)
             item_of = dict(zip(reversed(digests), reversed(items), strict=True))

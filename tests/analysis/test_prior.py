@@ -254,14 +254,14 @@ def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch,
         assert trainer.tables >= (stop or goal)
         return trainer
 
-    complete = run(8, Trainer(8))
-    half = run(8, Trainer(8), stop=4)
+    complete = run(4, Trainer(4))
+    half = run(4, Trainer(4), stop=2)
     torch.save(half.state_dict(), tmp_path / "state.pt")
-    other = Trainer(8, jobs=1)
+    other = Trainer(4, jobs=1)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(run(8, other).average_weights(), complete.average_weights())
+    assert torch.equal(run(4, other).average_weights(), complete.average_weights())
     assert all(np.isfinite(losses))
-    again = Trainer(8, complete.average_weights())
+    again = Trainer(4, complete.average_weights())
     assert torch.equal(again.average_weights(), complete.average_weights())
     assert run(2, Trainer(10**9, seconds=0.01)).tables < 10**6  # the clock ends it
 

@@ -72,7 +72,8 @@ def split_unit(cell: str) -> tuple[str, str]:
     for symbol in _NON_NUMERIC_SYMBOL.findall(text):
         if symbol in "%‰" or unicodedata.category(symbol) == "Sc":  # a currency
             text, unit = text.replace(symbol, ""), unit or symbol
-    if _is_currency(unit) or "." in text or "," in text:
+    is_currency = bool(CURRENCIES.fullmatch(unit)) or (len(unit) == 1 and unicodedata.category(unit) == "Sc")
+    if is_currency or "." in text or "," in text:
         text = _POWER_LETTER.sub(lambda letter: f"e{_LETTER_EXPONENTS[letter[1]]}", text)
     unit = unicodedata.normalize("NFKC", unit.casefold())  # "m²" is "m2"
     return text.strip().replace("( ", "("), unit.removesuffix("s") if len(unit) > 2 else unit  # "lbs" is "lb"
@@ -85,11 +86,6 @@ def _is_unit(match: re.Match[str]) -> bool:
         return False
     is_known = match["base"] is None or UNITS.fullmatch(match["base"]) is not None
     return is_known or (match["space"] != "" and not any(map(str.isdecimal, match["unit"])))
-
-
-def _is_currency(unit: str) -> bool:
-    """Test whether a unit is a currency, as a name or as a sign."""
-    return bool(CURRENCIES.fullmatch(unit)) or (len(unit) == 1 and unicodedata.category(unit) == "Sc")
 
 
 def is_known_unit(unit: str) -> bool:
