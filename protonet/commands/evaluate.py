@@ -105,13 +105,7 @@ def compute_evaluate_report_details(
     evaluated = model.evaluate_on_new_rows(features[known], labels[known])
     importance = report.compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
     predictions = report.EvaluatedRows(
-        logits=logits,
-        labels=labels,
-        indices=range(len(labels)),
-        locations=locations,
-        ids=None,
-        column_names=names,
-        cells=cells,
+        logits=logits, labels=labels, indices=range(len(labels)), locations=locations, column_names=names, cells=cells
     )
     predictions = predictions.select_rows(known.nonzero().flatten().tolist())
     return {"data": data, **report.compute_report_sections(predictions, logits[known], importance)}

@@ -125,13 +125,8 @@ def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells
     order = contributions.abs().argsort(descending=True, stable=True).tolist()
     return {
         "neighbors": [
-            {
-                "index": index,
-                "location": model.format_held_out_location(index),
-                "class": held_out[index],
-                "cosine": cosine,
-            }
-            for index, cosine in explanation.neighbors
+            {"index": row, "location": model.format_held_out_location(row), "class": held_out[row], "cosine": cosine}
+            for row, cosine in explanation.neighbors
         ],
         "columns": [
             {"name": names[index], "index": index, "cell": cells[index], "contribution": float(contributions[index])}

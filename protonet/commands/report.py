@@ -223,9 +223,9 @@ class EvaluatedRows:
     labels: Tensor  #: (n,) int64, class indices.
     indices: Sequence[int]  #: The index of each row in the table, from 0.
     locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
-    ids: Sequence[str] | None  #: The identifier of each row; None if no column has identifiers.
     column_names: Sequence[str]  #: The name of each column.
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
+    ids: Sequence[str] | None = None  #: The identifier of each row; None if no column has identifiers.
 
     def select_rows(self, indices: Sequence[int]) -> EvaluatedRows:
         """Copy the rows at ``indices`` (from 0, among the rows of this object), in this order."""

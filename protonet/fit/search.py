@@ -359,12 +359,8 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     weighed = [prior.predict_view_weights(evidence) for evidence in evidence_list]
     if not any(bool(view_weights.any()) for view_weights, _ in weighed):
         return None, torch.zeros(0, dtype=torch.float64)
-    influences = torch.stack(
-        [
-            view_weights * evidence.view_spreads
-            for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)
-        ]
-    )
+    pairs = zip(weighed, evidence_list, strict=True)
+    influences = torch.stack([view_weights * evidence.view_spreads for (view_weights, _), evidence in pairs])
     influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_VIEW_SPREAD**2)).mean(dim=0)
     influence = drop_small_influences(influence)
     spread = torch.stack([evidence.view_spreads for evidence in evidence_list]).mean(dim=0)

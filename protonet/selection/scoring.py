@@ -142,27 +142,22 @@ def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
 
 
 def _fit_logits(
-    cosines: Tensor,
-    labels: Tensor,
-    class_mask: Tensor,
-    frequencies: Tensor | None,
-    weights: Tensor | None,
-    repeats: int = 1,
+    cosines: Tensor, labels: Tensor, mask: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
 ) -> tuple[float, float, Tensor]:
     """Fit logits ``factor * cosines + exponent * frequencies`` by Newton's method; return both, and losses (n,)."""
-    targets = (class_mask.cumsum(dim=0) - 1)[labels][:, None]
+    targets = (mask.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
     weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
-    blocks = [(rows, select_by_class_mask(cosines[rows], class_mask)) for rows in row_slices(*cosines.shape)]
+    blocks = [(rows, select_by_class_mask(cosines[rows], mask)) for rows in row_slices(*cosines.shape)]
     variance = torch.empty_like(true)
     for rows, block in blocks:
         variance[rows] = block.var(dim=1, correction=0)
     spread = float(variance.mean())
     separates = spread >= NEWTON.min_variance
     if not separates and frequencies is None:
-        return 0.0, 0.0, weights * math.log(max(1, int(class_mask.sum())))
+        return 0.0, 0.0, weights * math.log(max(1, int(mask.sum())))
     ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * len(cosines))
-    logs = None if frequencies is None else frequencies[class_mask].to(cosines.dtype)
+    logs = None if frequencies is None else frequencies[mask].to(cosines.dtype)
     true_log = 0.0 if frequencies is None else frequencies[labels]
     prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_factor_std**2 * len(cosines))
 

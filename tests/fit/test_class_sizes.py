@@ -33,13 +33,8 @@ from tests.strategies import EVERY_KIND, PLAIN, blobs, write_columns
 DIM = 9
 LINEAR = [LinearSpec(scaling) for scaling in FEATURE_SCALINGS]
 #: Small views of every kind.
-VIEWS_OF_EVERY_KIND: list[ViewSpec] = [
-    *LINEAR,
-    *KERNEL_RIDGE_SPECS,
-    ForestSpec(3),
-    FixedConvolutionSpec(DIM, False, 0.1),
-    FixedConvolutionSpec(3, False, 0.1),
-]
+VIEWS_OF_EVERY_KIND: list[ViewSpec] = [*LINEAR, *KERNEL_RIDGE_SPECS, ForestSpec(3)]
+VIEWS_OF_EVERY_KIND += [FixedConvolutionSpec(width, False, 0.1) for width in (DIM, 3)]
 VIEWS_OF_EVERY_KIND += [MLPSpec(LinearSpec("whitened"), 2, 3, n_steps=2, embedding_dim=12)]
 #: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 60 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]

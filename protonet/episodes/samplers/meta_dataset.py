@@ -130,12 +130,8 @@ class MetaDataset(Sampler):
         order = draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
         classes = table[group[:, None], order]
         drawn = torch.arange(META_DATASET_MAX_WAY) < way[:, None]
-        queries, shots = _count_queries_and_shots(
-            index.class_counts[classes],
-            drawn,
-            uniform(RandomStream.SHOT, 1),
-            uniform(RandomStream.SIZE, META_DATASET_MAX_WAY),
-        )
+        uniform_shots, uniform_sizes = uniform(RandomStream.SHOT, 1), uniform(RandomStream.SIZE, META_DATASET_MAX_WAY)
+        queries, shots = _count_queries_and_shots(index.class_counts[classes], drawn, uniform_shots, uniform_sizes)
         return classes, queries, shots
 
     def to_dict(self) -> dict[str, object]:
