@@ -46,6 +46,9 @@ RAW_LINEAR = LinearSpec("raw")
 MIN_INVERSE_TEMPERATURE = 0.05
 #: Fraction of the progress bar that is complete at the end of the search; the remainder is for the final fit.
 SEARCH_PROGRESS_FRACTION = 0.8
+#: Minimum spread of a view in a mixture. With a smaller one, the weight, which is influence divided by spread, would
+#: multiply the cosines of a row that differs from the others by more than ten thousand.
+MIN_MIXED_SPREAD = 1e-4
 #: Function that is called with the name of the current stage and the completed fraction, from 0 to 1.
 FitProgress = Callable[[str, float], None]
 
@@ -362,8 +365,10 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     pairs = zip(weighed, evidence_list, strict=True)
     influences = torch.stack([view_weights * evidence.view_spreads for (view_weights, _), evidence in pairs])
     influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_VIEW_SPREAD**2)).mean(dim=0)
-    influence = drop_small_influences(influence)
     spread = torch.stack([evidence.view_spreads for evidence in evidence_list]).mean(dim=0)
+    if bool(influence[spread >= MIN_MIXED_SPREAD].any()):
+        influence = torch.where(spread >= MIN_MIXED_SPREAD, influence, 0.0)
+    influence = drop_small_influences(influence)
     weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_VIEW_SPREAD), 0.0)
     weights /= weights.sum()
     size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))

@@ -31,10 +31,9 @@ from protonet.fit.active import Standardiser, Suggestion, suggest_rows
 from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS
 from protonet.tables.features import encode_block
 from protonet.tables.formats import make_text_array
-from protonet.tables.table import make_table
+from protonet.tables.table import list_missing_label_texts, make_table
 from protonet.ui.text import format_csv
 
 if sys.platform != "win32":
@@ -163,8 +162,9 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
     """
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
+    missing_texts = list_missing_label_texts(names)
     for name in names:
-        if name.lower() in MISSING_TEXTS - CLASS_NAME_TEXTS or names.count(name) > 1:
+        if name.lower() in missing_texts or names.count(name) > 1:
             must = "be different names, not a missing value"
             raise_input_error("classes", must, repr(name), "Separate other names by commas.")
         if known and name not in known:
@@ -183,7 +183,8 @@ def validate_class_name(name: object, classes: Sequence[str]) -> str:
     text = name.strip() if isinstance(name, str) else ""
     if text in classes:
         return text
-    if text.lower() in MISSING_TEXTS - CLASS_NAME_TEXTS or len(text) > MAX_CLASS_NAME_LENGTH or not text.isprintable():
+    is_missing = text.lower() in list_missing_label_texts([*classes, text])
+    if is_missing or len(text) > MAX_CLASS_NAME_LENGTH or not text.isprintable():
         must = f"be a printable name of up to {MAX_CLASS_NAME_LENGTH} characters that is no missing value"
         raise_input_error("name", must, repr(text[:40]), "Type another one.")
     return text

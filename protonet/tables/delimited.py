@@ -121,7 +121,7 @@ def read_delimited_rows(
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except csv.Error as error:
-        line, after_quote = text.line if text else 1, repr(NO_DELIMITER) in str(error)
+        line, after_quote = text.line if text else 1, NO_DELIMITER in str(error)
         reason = "text behind a closing quote" if after_quote else error
         raise_input_error("path", "be a CSV file", f"{path} ({reason} in line {line})", "Correct that line.")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
@@ -219,7 +219,8 @@ class _TextFile:
         """Yield the cells of each row below the first ``skip`` lines; blank lines are empty lists."""
         with closing(self.read_lines(skip)) as lines:
             csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARS))
-            for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
+            stripped = (f"{line.rstrip()}\n" for line in lines) if delimiter == " " else lines
+            for cells in csv.reader(stripped, delimiter=delimiter, skipinitialspace=True, strict=True):
                 may_have_formula, self._has_apostrophe, self._row_ended = self._has_apostrophe, False, True
                 self.is_blank = self.is_blank and len(cells) < 2
                 yield [unescape_formula(cell.strip()) for cell in cells] if may_have_formula else cells
@@ -281,8 +282,9 @@ def _detect_layout(
     delimiter = max(layouts, key=lambda candidate: layouts[candidate][2])
     if not declared and delimiter == NO_DELIMITER:
         spaced_rows, spaced_header, (has_names, *_) = layouts[" "] = try_delimiter(" ")
-        has_all_names = has_names and len(names) > 1
-        if has_all_names or _are_spaced_columns([cells for _, cells in spaced_rows[spaced_header:]]):
+        head, *below = [cells for _, cells in spaced_rows[spaced_header:]] or [[]]
+        numbered = not has_header and set(names) <= {str(1 + column) for column in range(len(head))}
+        if (len(names) > 1 and (has_names or numbered)) or _are_spaced_columns(head, below, has_header=has_header):
             delimiter = " "
     rows, header, (has_names, equal_widths, width, _) = layouts[delimiter]
     is_named = bool(declared) or has_names or (bool(rows) and rows[header][1] == [text_column])
@@ -298,31 +300,33 @@ def _detect_layout(
         add_title_notes(notes, [cells for _, cells in rows[: len(comments)]])
         return delimiter, skip, notes, [str(1 + column) for column in range(width)]
     add_title_notes(notes, [cells for _, cells in rows[:header]])
-    if rows and _have_row_names(rows[header][1], [cells for _, cells in rows[header + 1 :]]):
+    if rows and _have_row_names(rows[header][1], [cells for _, cells in rows[header + 1 :]], names):
         return delimiter, rows[header][0], notes, ["", *rows[header][1]]
     return delimiter, rows[header][0] - 1 if rows else skip, notes, None
 
 
-def _are_spaced_columns(rows: Sequence[Sequence[str]]) -> bool:
+def _are_spaced_columns(header: Sequence[str], rows: Sequence[Sequence[str]], *, has_header: bool) -> bool:
     """Test whether first rows of a file, split at spaces, are columns and not texts, which differ in their length."""
-    header, *below = [cells[: len(cells) - (not cells[-1])] for cells in rows] or [[]]  # without a space at the end
-    width = len(below[0]) if len(below) >= MIN_SPACED_ROWS else 0
-    if width < MIN_SPACED_CELLS or any(len(cells) != width for cells in below) or width - len(header) not in {0, 1}:
+    if len(rows) < MIN_SPACED_ROWS or len(rows[0]) < MIN_SPACED_CELLS or len({len(cells) for cells in rows}) > 1:
         return False
-    numeric = [all(map(is_decimal_number, filter(None, column))) for column in zip(*below, strict=True)]
-    return sum(numeric) >= MIN_SPACED_NUMERIC_COLUMNS
+    fits = len(header) == len(rows[0]) and (not has_header or _could_be_column_names(header))
+    columns = ([cell for cell in column if cell.lower() not in MISSING_TEXTS] for column in zip(*rows, strict=True))
+    n_numeric = sum(bool(cells) and all(map(is_decimal_number, cells)) for cells in columns)
+    return (fits or _have_row_names(header, rows)) and n_numeric >= MIN_SPACED_NUMERIC_COLUMNS
 
 
-def _have_row_names(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _have_row_names(header: Sequence[str], rows: Sequence[Sequence[str]], names: Collection[str] = ()) -> bool:
     """Test whether each row begins with a name for which the header has no cell, as R writes tables by default.
 
-    The first row has a number then. Otherwise it is the header, and what seems to be the header is a title.
+    The header has the expected ``names`` then, or the first row has a number or a missing value. Otherwise that row is
+    the header, and what seems to be the header is a title.
     """
     if not rows or any(len(cells) != len(header) + 1 for cells in rows) or not any(cells[-1] for cells in rows):
         return False
-    names = [cells[0] for cells in rows]
-    is_header = _could_be_column_names(header) and any(map(is_decimal_number, rows[0]))
-    return is_header and all(names) and len(set(names)) == len(names)
+    is_row = any(is_decimal_number(cell) or cell.lower() in MISSING_TEXTS for cell in rows[0])
+    row_names = [cells[0] for cells in rows]
+    is_header = _could_be_column_names(header) and (is_row or (bool(names) and set(names) <= set(header)))
+    return is_header and all(row_names) and len(set(row_names)) == len(row_names)
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
@@ -396,13 +400,15 @@ def _iterate_checked_rows(
     path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of the header and of each row; raise an InputError for rows that misfit."""
+    is_first_row = header is None
     header = header or next((cells for cells in records if not text.is_blank), None)
     if header is None:
         return
-    yield text.row_start, header
+    header_line = text.row_start if is_first_row else 0
+    yield header_line, header
     width, numeric = len(header), None
     quoted = repr(to_printable(", ".join(filter(None, header))[:50]))
-    header_hint = f"If the header, line {text.row_start} ({quoted}), is a title, drop it."
+    header_hint = f"If the header, line {header_line} ({quoted}), is a title, drop it." if is_first_row else ""
     n_blank = n_blank_before = usual_blank = 0  # blank lines: in total, before this row, and below the header
 
     def raise_second_table(reason: str) -> NoReturn:
@@ -427,7 +433,7 @@ def _iterate_checked_rows(
             got = f"{len(cells)} in line {line}"
             raise_input_error("path", f"have {width} cells per row", got, f"{remedy} {header_hint}")
         if any(map(str.strip, cells)):
-            if width > 1 and cells == header:
+            if width > 1 and is_first_row and cells == header:
                 raise_second_table(f"the header again in line {line}")
             if numeric is None:
                 numeric = [column for column, cell in enumerate(cells) if is_decimal_number(cell)]

@@ -17,7 +17,7 @@ from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type
+from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type, make_encoding
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
@@ -82,7 +82,7 @@ def fit_features(
             the columns.
     """
     if table.columns is None:
-        encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
+        encoding = make_encoding(map(Numeric.fit, block.columns))
         notes, _ = detect_suspicious_columns(table, block, encoding)
         x = encode_block(table, block, encoding)
         return TableFeatures(x, None if encoding.is_fully_numeric else encoding, None, (), tuple(notes))
@@ -110,7 +110,8 @@ def fit_features(
     notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.format_install_hint(modality))]
     if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
-    encoding = Encoding(tuple(fitted.values()))
+    encoding = make_encoding(fitted.values())
+    fitted = dict(zip(fitted, encoding.columns, strict=True))
     used = block._replace(columns=[cells[name] for name in fitted])
     parsed = used._replace(columns=[column.preparse(cells[name]) for name, column in fitted.items()])
     table = replace(table, columns=tuple(fitted))

@@ -17,7 +17,7 @@ from protonet._text import to_printable
 from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.encoding import Encoding, InferredType
+from protonet.tables.columns.encoding import Encoding, InferredType, make_encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import is_missing, parse_plain_number, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats, encode_block, fit_columns
@@ -251,13 +251,14 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
         hint, argument = "column_kinds keeps it", "column_kinds"
         fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
-    summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
+    encoding = make_encoding(column for column, *_ in inferred if column is not None)
+    used = iter(encoding.columns)
+    summaries = [f"dropped: {reason}" if column is None else next(used).summary() for column, reason, _ in inferred]
     summary = {} if frame.data_frame is None else dict(zip(frame.column_names, summaries, strict=True))
     indices = [index for index, (column, *_) in enumerate(inferred) if column is not None]
     if not indices:
         got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]
         raise_input_error("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
-    encoding = Encoding(tuple(column for column, *_ in inferred if column is not None))
     return FrameEncoding(encoding, indices, summary)
 
 

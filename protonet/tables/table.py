@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise
 from pathlib import Path
@@ -61,7 +61,7 @@ class ReadSpec:
     #: error message does not suggest to drop the rows.
     drop_unlabelled: bool | None = None
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
-    class_names: tuple[str, ...] = ()  #: Known names of classes; a label that is one of them is not missing.
+    class_names: tuple[str, ...] = ()  #: The classes of a model; a label that is one of them is not missing.
     #: Whether a model is trained on the rows. Blank rows are then dropped, even if no labels are required.
     for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
@@ -329,7 +329,7 @@ def _suggest_label(source: formats.TableSource, label: str) -> str:
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
         few_values = 2 <= n_values <= min(MAX_SUGGESTED_LABEL_VALUES, len(cells) / MIN_ROWS_PER_SUGGESTED_VALUE)
-        labels = replace_missing_cells(cells, list_missing_label_texts(cells))
+        labels = replace_missing_cells(cells, list_missing_label_texts(set(map(str, cells.tolist()))))
         if name and few_values and not parse_labels(labels)[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     shown = sorted(likely)[:MAX_SUGGESTIONS]
@@ -354,11 +354,20 @@ def _read_blocks(
     """Yield chunks of a file as blocks with parsed labels, without blank and unlabelled rows that ``spec`` drops."""
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
+    if spec.class_names or not (spec.require_labels or spec.allow_unlabelled):
+        known = {name.lower() for name in spec.class_names}
+        missing_texts = list_missing_label_texts(spec.class_names, spec.missing_texts) - known
+    else:  # the labels of all chunks decide, and all rows are kept in memory
+        chunks = iter(all_chunks := list(chunks))
+        names = {str(label) for columns, _ in all_chunks for label in set(columns[-1].tolist())}
+        missing_texts = list_missing_label_texts(names, spec.missing_texts)
+        words = sorted(name for name in names if name.lower() in CLASS_NAME_TEXTS - missing_texts)
+        if words and spec.are_columns_from_user:
+            source.notes.append(f"class: {format_names(words)}; `missing_values` can list it as missing")
     for columns, positions in chunks:
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
         features = [replace_missing_cells(cells, spec.missing_texts) for cells in columns[:n_features]]
         if len(columns) > n_features + n_extra:
-            missing_texts = list_missing_label_texts(columns[-1], spec.missing_texts, spec.class_names)
             labels, unlabelled = parse_labels(replace_missing_cells(columns[-1], missing_texts))
             missing_counts["label"].update(format_cells(columns[-1][unlabelled & ~is_missing(columns[-1])]))
         for cells, blanked in zip(columns, features, strict=False):
@@ -404,20 +413,16 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     return [f"{MISSING_NOTE}: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
-def list_missing_label_texts(
-    labels: np.ndarray, missing_texts: frozenset[str] = MISSING_TEXTS, class_names: Sequence[str] = ()
-) -> frozenset[str]:
-    """List the texts, in lower case, that mean a missing label in a column of labels (n,).
+def list_missing_label_texts(names: Collection[str], missing_texts: frozenset[str] = MISSING_TEXTS) -> frozenset[str]:
+    """List the texts, in lower case, that mean a missing label, given all labels of a table or the classes of a model.
 
     They are those of cells, ``missing_texts``. Unless the user named these, class names are no missing labels: "none"
-    and "missing" beside other words, "-" beside "+", and the known ``class_names``.
+    and "missing" beside other words, and "-" beside "+".
     """
-    if missing_texts != MISSING_TEXTS or labels.dtype.kind != "O":
+    if missing_texts != MISSING_TEXTS:
         return missing_texts
-    names, present = {name.lower() for name in class_names}, set(labels.tolist())
-    if not all(is_decimal_number(label) or label.lower() in MISSING_TEXTS for label in present):
-        names |= CLASS_NAME_TEXTS
-    return MISSING_TEXTS - names - ({"-"} if "+" in present else set())
+    words = any(name.lower() not in MISSING_TEXTS and not is_decimal_number(name) for name in names)
+    return MISSING_TEXTS - (CLASS_NAME_TEXTS if words else set()) - ({"-"} if "+" in names else set())
 
 
 def _are_empty_cells(cells: np.ndarray) -> np.ndarray:

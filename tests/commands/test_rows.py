@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from protonet._text import escape_control_chars, escape_formula, unescape_formul
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
 from protonet.fit.active import Suggestion, suggest_rows
+from protonet.tables import formats
+from protonet.tables.table import ReadSpec, read_table
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 from tests.strategies import blobs, write_columns
 
@@ -171,6 +174,8 @@ def test_classes_may_be_called_none_missing_or_minus(names: tuple[str, str], tmp
     assert "2 classes, 20 samples" in run("fit", table, *FAST, "-o", model)
     one_class = write(tmp_path / "new.csv", [["x", "kind"], *rows[1::2], ["1", ""]])
     assert "on 10 rows" in run("evaluate", model, one_class, "--drop-unlabelled")
+    alone = write(tmp_path / "alone.csv", [["x", "kind"], ["1", names[1]]])
+    assert "on 1 row" in run("evaluate", model, alone)
     output = run("fit", table, *FAST, "--missing-values", f"NA,{names[1]}", code=2)
     assert "alone in kind" in output
 
@@ -340,3 +345,11 @@ def test_the_estimator_suggests_the_same_rows() -> None:
         model.suggest(X[12:].numpy(), 31)
     with pytest.raises(ValueError, match="must have no gaps"):
         model.suggest(np.full((3, 4), np.nan), 1)
+
+
+def test_labels_of_all_blocks_decide_whether_none_is_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 32)
+    lines = [["x", "kind"], *([str(row), "mild" if row < 20 else "none"] for row in range(40))]
+    spec = ReadSpec(label_column="kind", drop_unlabelled=True)
+    _, block = read_table(write(tmp_path / "sorted.csv", lines), spec)
+    assert Counter(block.labels.tolist()) == {"mild": 20, "none": 20}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from sklearn.metrics import log_loss
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
+from protonet.estimator import ProtoNetClassifier
 from protonet.fit.prior import (
     N_DATASET_STATISTICS,
     N_VIEW_STATISTICS,
@@ -141,6 +143,12 @@ def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
     assert sum(choice.influences.values()) == pytest.approx(1)
     assert weights["raw"] > 0.9
     assert choice.influences["raw"] < 0.2
+
+
+def test_cosines_that_hardly_differ_are_not_multiplied_without_limit() -> None:
+    rng, labels = np.random.default_rng(4), np.arange(30) % 2
+    rows = np.stack([10 ** rng.normal(2 * labels, 1), rng.normal(labels, 1)], axis=1)  # one row is far from all others
+    assert ProtoNetClassifier("fast").fit(rows, labels).network_.temperature > 1e-3
 
 
 def test_the_prior_weighs_the_views() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,6 +151,15 @@ class Encoding:
             columns.append(column_class.restore(stored))
         raise_unless(not remaining, "tensors that belong to no column")
         return cls(tuple(columns))
+
+
+def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:
+    """Make the encoding of fitted columns; numbers that it uses unchanged lose their logarithmic scale."""
+    encoding = Encoding(tuple(columns))
+    numeric = [column for column in encoding.columns if isinstance(column, Numeric)]
+    return (
+        Encoding(tuple(replace(column, log_unit=0.0) for column in numeric)) if encoding.is_fully_numeric else encoding
+    )
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ MIN_LOGARITHM_SPAN = 20.0
 MIN_NUMBERS_FOR_LOGARITHM = 5  #: Minimum number of values other than 0 of such a column.
 #: The logarithm is linear below this quantile of the absolute values: it is sign(v) log(1 + |v| / quantile).
 LOGARITHM_UNIT_QUANTILE = 0.1
+MIN_LOGARITHM_UNIT = 1e-30  #: Lower limit of this quantile as a fraction of the largest absolute value.
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Numeric(OrderedColumn):
         sizes = np.abs(numeric[usable & (numeric != 0)])
         if len(sizes) < MIN_NUMBERS_FOR_LOGARITHM or sizes.max() < MIN_LOGARITHM_SPAN * np.median(sizes):
             return cls(numeric_format, *statistics, unit=unit)
-        log_unit = float(np.quantile(sizes, LOGARITHM_UNIT_QUANTILE))
+        log_unit = max(float(np.quantile(sizes, LOGARITHM_UNIT_QUANTILE)), float(sizes.max()) * MIN_LOGARITHM_UNIT)
         logs = _signed_logarithm(np.where(usable, numeric, statistics[0]), log_unit)
         mean, std = float(logs.mean()), float(logs.std())
         return cls(numeric_format, *statistics, unit=unit, log_unit=log_unit, log_mean=mean, log_std=std)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import CATEGORY_LIMITS, Category
-from protonet.tables.columns.encoding import Encoding, infer_column_type
+from protonet.tables.columns.encoding import Encoding, infer_column_type, make_encoding
 from protonet.tables.columns.ordered import CYCLE_DAYS, Date, Numeric
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.columns.text import TEXT_FEATURES, Text
@@ -121,6 +121,9 @@ class TestNumeric:
         assert np.isinf(column.encode(np.array([1e39]))).all()  # callers refuse numbers beyond float32
         assert not Numeric.fit(np.arange(60.0) ** 2).log_unit
         assert not Numeric.fit(np.eye(60)[0]).log_unit  # a single value other than 0
+        tiny = np.where(np.arange(60) < 20, 1e-310, cells)
+        assert np.isfinite(Numeric.fit(tiny).encode(tiny)).all()
+        assert make_encoding([column]).summary is None  # numbers without gaps keep their scale
 
     def test_oracle(self) -> None:
         column = Numeric.fit(VALUES)
