@@ -103,9 +103,11 @@ def test_classes_are_the_models_or_those_that_are_named() -> None:
     model = make_model(("ant", "bee"))
     assert parse_classes(" ant, bee", None) == parse_classes(None, model) == CLASSES
     assert (parse_classes(None, None), parse_classes("bee", model)) == ([], ["bee"])
+    assert (parse_classes("+,-", None), parse_classes("ant,none", None)) == (["+", "-"], ["ant", "none"])
     cases: list[tuple[str | None, tuple[str, ...], str]] = [
         ("ant,ant", (), "`classes` must be different names.*; got 'ant'"),
         ("ant,NA", (), "not a missing value; got 'NA'"),
+        ("1,none", (), "not a missing value; got 'none'"),
         ("ant,", (), "not a missing value; got ''"),
         ("ant,cow", ("ant", "bee"), "must be classes that the model knows; got 'cow', and it knows ant, bee"),
     ]

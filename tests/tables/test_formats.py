@@ -182,6 +182,12 @@ def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
     assert read_texts("one\ntwo\n", "t.csv")[:2] == (["one"], ["two"])
 
 
+def test_a_model_of_numbered_columns_reads_a_row_with_spaces(tmp_path: Path) -> None:
+    spec = ReadSpec(label_column="4", require_labels=False, columns=("1", "2", "3"), no_header=True)
+    _, block = read_table(write(tmp_path, "1.2  0.3 r\n", "new.data"), spec)
+    assert [column.tolist() for column in block.columns] == [["1.2"], ["0.3"], ["r"]]
+
+
 def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
     source = open_table_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert (source.header, read(source)[0]) == (["größe", "“b”"], [["1"], ["Ä"]])
@@ -206,6 +212,11 @@ PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test n
 def test_invalid_text_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n3,4,5\n6,7\n", r"have 2 cells per row; got 3 in line 3\. Correct that line"),
+        ('a\n"x" y\n', r"be a CSV file; got .* \(text behind a closing quote in line 2\)"),
+        (
+            "a,b\n" + "".join(f"{row},x,2\n" for row in range(120)) + "5,6\n",
+            r"have 3 cells per row; got 2 in line 122\. Correct that line\.",
+        ),
         ("A title, old\na,b,c\nx,y,z\n", "hold one table; got rows of 2 cells, and of 3 from line 2 of "),
         ("a,b\n1,x,2\n1,y,3\n", "hold one table; got rows of 2 cells, and of 3 from line 2 of "),
         ("a,b\n1,2\n\nx,y,z\n3,4,5\n", "hold one table; got rows of 2 cells, and of 3 from line 4 of "),
