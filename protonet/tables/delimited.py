@@ -287,7 +287,8 @@ def _detect_layout(
         if (len(names) > 1 and (has_names or numbered)) or _are_spaced_columns(head, below, has_header=has_header):
             delimiter = " "
     rows, header, (has_names, equal_widths, width, _) = layouts[delimiter]
-    is_named = bool(declared) or has_names or (bool(rows) and rows[header][1] == [text_column])
+    cells = [row for _, row in rows]
+    is_named = bool(declared) or has_names or (bool(rows) and cells[header] == [text_column])
     # Texts have commas and semicolons, in different numbers. One column may be all that is expected.
     is_list = width == 1 or set(names) == {text_column} or (delimiter in {",", ";"} and not equal_widths)
     if text_column is not None and rows and is_list and not is_named:
@@ -297,11 +298,11 @@ def _detect_layout(
     name = "spaces" if delimiter == " " else DELIMITERS.get(delimiter, repr(delimiter))
     notes = [DELIMITER_NOTE.format(name)] if delimiter != "," and width > 1 else []
     if not has_header:
-        add_title_notes(notes, [cells for _, cells in rows[: len(comments)]])
+        add_title_notes(notes, cells[: len(comments)])
         return delimiter, skip, notes, [str(1 + column) for column in range(width)]
-    add_title_notes(notes, [cells for _, cells in rows[:header]])
-    if rows and _have_row_names(rows[header][1], [cells for _, cells in rows[header + 1 :]], names):
-        return delimiter, rows[header][0], notes, ["", *rows[header][1]]
+    add_title_notes(notes, cells[:header])
+    if rows and _have_row_names(cells[header], cells[header + 1 :], names):
+        return delimiter, rows[header][0], notes, ["", *cells[header]]
     return delimiter, rows[header][0] - 1 if rows else skip, notes, None
 
 

@@ -354,16 +354,16 @@ def _read_blocks(
     """Yield chunks of a file as blocks with parsed labels, without blank and unlabelled rows that ``spec`` drops."""
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
-    if spec.class_names or not (spec.require_labels or spec.allow_unlabelled):
-        known = {name.lower() for name in spec.class_names}
-        missing_texts = list_missing_label_texts(spec.class_names, spec.missing_texts) - known
-    else:  # the labels of all chunks decide, and all rows are kept in memory
-        chunks = iter(all_chunks := list(chunks))
+    missing_texts = spec.missing_texts
+    if missing_texts == MISSING_TEXTS and spec.class_names:
+        missing_texts = list_missing_label_texts(spec.class_names) - {name.lower() for name in spec.class_names}
+    elif missing_texts == MISSING_TEXTS and (spec.require_labels or spec.allow_unlabelled):
+        chunks = iter(all_chunks := list(chunks))  # the labels of all chunks decide
         names = {str(label) for columns, _ in all_chunks for label in set(columns[-1].tolist())}
-        missing_texts = list_missing_label_texts(names, spec.missing_texts)
-        words = sorted(name for name in names if name.lower() in CLASS_NAME_TEXTS - missing_texts)
-        if words and spec.are_columns_from_user:
-            source.notes.append(f"class: {format_names(words)}; `missing_values` can list it as missing")
+        missing_texts = list_missing_label_texts(names)
+        class_names = sorted(name for name in names if name.lower() in CLASS_NAME_TEXTS - missing_texts)
+        if class_names and spec.are_columns_from_user:
+            source.notes.append(f"class: {format_names(class_names)}; `missing_values` can list it as missing")
     for columns, positions in chunks:
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
         features = [replace_missing_cells(cells, spec.missing_texts) for cells in columns[:n_features]]
@@ -413,14 +413,11 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     return [f"{MISSING_NOTE}: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
-def list_missing_label_texts(names: Collection[str], missing_texts: frozenset[str] = MISSING_TEXTS) -> frozenset[str]:
+def list_missing_label_texts(names: Collection[str]) -> frozenset[str]:
     """List the texts, in lower case, that mean a missing label, given all labels of a table or the classes of a model.
 
-    They are those of cells, ``missing_texts``. Unless the user named these, class names are no missing labels: "none"
-    and "missing" beside other words, and "-" beside "+".
+    They are ``MISSING_TEXTS`` without class names: "none" and "missing" beside other words, and "-" beside "+".
     """
-    if missing_texts != MISSING_TEXTS:
-        return missing_texts
     words = any(name.lower() not in MISSING_TEXTS and not is_decimal_number(name) for name in names)
     return MISSING_TEXTS - (CLASS_NAME_TEXTS if words else set()) - ({"-"} if "+" in names else set())
 

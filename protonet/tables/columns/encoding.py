@@ -156,10 +156,9 @@ class Encoding:
 def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:
     """Make the encoding of fitted columns; numbers that it uses unchanged lose their logarithmic scale."""
     encoding = Encoding(tuple(columns))
-    numeric = [column for column in encoding.columns if isinstance(column, Numeric)]
-    return (
-        Encoding(tuple(replace(column, log_unit=0.0) for column in numeric)) if encoding.is_fully_numeric else encoding
-    )
+    if not encoding.is_fully_numeric:
+        return encoding
+    return Encoding(tuple(replace(column, log_unit=0.0) for column in encoding.columns if isinstance(column, Numeric)))
 
 
 @dataclass(frozen=True)
@@ -172,9 +171,8 @@ class TypeInferenceThresholds:
     min_words_per_text: int = 3  #: Minimum median number of words per distinct cell of a column of sentences.
     #: Minimum fraction of cells of a column of sentences that no other cell repeats.
     min_unique_sentence_fraction: float = 0.2
-    min_identifier_digit_fraction: float = (
-        0.5  #: Minimum fraction of distinct cells with a digit in a column of identifiers.
-    )
+    #: Minimum fraction of distinct cells with a digit in a column of identifiers.
+    min_identifier_digit_fraction: float = 0.5
 
 
 TYPE_INFERENCE = TypeInferenceThresholds()
@@ -254,10 +252,9 @@ def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
     if word_counts[len(word_counts) // 2] < TYPE_INFERENCE.min_words_per_text:
         return False
     unique = sum(count == 1 for count in Counter(cells).values())
-    are_rare = len(
-        distinct
-    ) > TYPE_INFERENCE.max_category_levels and unique >= TYPE_INFERENCE.min_unique_sentence_fraction * len(cells)
-    return are_rare or unique == len(cells)
+    has_many = len(distinct) > TYPE_INFERENCE.max_category_levels
+    min_unique = TYPE_INFERENCE.min_unique_sentence_fraction * len(cells)
+    return (has_many and unique >= min_unique) or unique == len(cells)
 
 
 def fit_column_as(
