@@ -32,9 +32,8 @@ class SyntheticConstants:
     radius: float = 2.5  #: Norm of the prototypes, in all families.
     noise_std: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
-    correlated_eigenvalue_exponent: float = (
-        1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_eigenvalue_exponent.
-    )
+    #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_eigenvalue_exponent.
+    correlated_eigenvalue_exponent: float = 1.5
     #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
     n_nuisance_directions: int = 32
     nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.

@@ -30,9 +30,8 @@ class PreconditionerConfig:
 class StepConfig:
     """Weights of the gradient averages in a step, and limits of gradients, second moments and step lengths."""
 
-    slow_avg_weight_divisor: float = (
-        6.0  #: The slow average is over the last 1 / ``slow_avg_weight_divisor`` of the steps.
-    )
+    #: The slow average is over the last 1 / ``slow_avg_weight_divisor`` of the steps.
+    slow_avg_weight_divisor: float = 6.0
     slow_avg_weight: float = 0.5  #: Weight of the slow average in a step; the rest is Adam's with Nesterov momentum.
     max_weight_change: float = 0.1  #: Approximate maximum change of a weight in a step.
     #: Minimum root of a second moment, relative to the running RMS of gradients: limits steps along small gradients.

@@ -54,9 +54,8 @@ class DriftThresholds:
     #: Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
     min_rows_per_class: int = 16
     max_false_alarm_rate: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
-    max_rows_in_significance_test: int = (
-        1000  #: Maximum number of rows that a significance test counts; more are scaled down to it.
-    )
+    #: Maximum number of rows that a significance test counts; more are scaled down to it.
+    max_rows_in_significance_test: int = 1000
 
 
 DRIFT_THRESHOLDS = DriftThresholds()

@@ -44,9 +44,8 @@ class GroupColumnThresholds:
     #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
     max_relative_range_of_running_numbers: float = 1.2
     min_evidence_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
-    min_certain_evidence_points: int = (
-        3  #: Minimum points of evidence to advise the user to hold out its groups together.
-    )
+    #: Minimum points of evidence to advise the user to hold out its groups together.
+    min_certain_evidence_points: int = 3
 
 
 GROUP_COLUMN_THRESHOLDS = GroupColumnThresholds()
