@@ -61,9 +61,8 @@ class Split:
     #: The true covariance of the noise (dim, dim) float64, if rows are a prototype plus Gaussian noise with the same
     #: covariance in all classes; otherwise None.
     noise_covariance: Tensor | None = None
-    radius: float = (
-        SYNTHETIC_CONSTANTS.radius
-    )  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
+    #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
+    radius: float = SYNTHETIC_CONSTANTS.radius
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ class Picture(FittedColumn):
 
     #: The number of features of each image descriptor.
     descriptor_sizes: tuple[int, ...] = field(default_factory=lambda: tuple(descriptor_part_sizes().values()))
-    picture_side: int = (
-        DESCRIPTORS.picture_side
-    )  #: Side length in pixels to which pictures are resized for the descriptors.
+    #: Side length in pixels to which pictures are resized for the descriptors.
+    picture_side: int = DESCRIPTORS.picture_side
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
