@@ -12,10 +12,9 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -188,8 +187,13 @@ def run_evaluate_command(arguments: Sequence[str] | None) -> None:
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(given_words, unset)).items() if value is not None}
 
+    options.given_options, options.preset_options = list_given_options(words), list_given_options(preset)
+    options.outputs = _get_output_paths(options)
+    check_device("--device", options.device)
+    from protonet.episodes.evaluation.several import run_evaluations  # noqa: PLC0415 - torch, as above
+
     with _print_traceback_of_cause(options):
-        _run_evaluations(options, list_given_options(words), list_given_options(preset))
+        run_evaluations(options)
 
 
 @contextmanager
@@ -232,57 +236,6 @@ def _get_output_paths(options: argparse.Namespace) -> dict[str, Path]:
         if path.suffix.lower() not in OUTPUT_SUFFIXES.get(name, (path.suffix.lower(),)):
             raise_input_error(f"--{name}", f"end in {', '.join(OUTPUT_SUFFIXES[name])}", path, "Rename it.")
     return outputs
-
-
-def _run_evaluations(
-    options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
-) -> None:
-    """Run the evaluations that the options describe: one for each data set and number of shots."""
-    outputs = _get_output_paths(options)
-    check_device("--device", options.device)
-    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
-    from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.several import SUITE_FORMATS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
-    from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
-    from protonet.episodes.methods.choice import choose_method, choose_method_grid  # noqa: PLC0415
-    from protonet.episodes.samplers.options import make_samplers  # noqa: PLC0415
-
-    methods = MethodsPlan(
-        fixed_methods=[choose_method(text) for text in options.method if text != "all"],
-        include_all="all" in options.method,
-        tuning_grids=[choose_method_grid(text) for text in options.tune],
-        reference_method=None if options.against is None else choose_method(options.against, "against"),
-    )
-    samplers = make_samplers(options, given_options, preset_options)
-    state = outputs.pop("state", None)
-    is_one = len(options.dataset) * len(samplers) == 1  # otherwise `run_suite` checks a state file for each evaluation
-    if is_one and state is not None and state.exists() and not options.resume:
-        remedy = "Continue its run with --resume, or pass another path."
-        raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
-    state = None if options.state is None else Path(options.state)  # for all processes: all read the state
-    members = []
-    names = ("side", "image_size", "split_seed", "encoder", "normalize", "base", "texts")
-    row_options = {name: getattr(options, name) for name in names}
-    for index, dataset in enumerate(options.dataset):
-        tests, validations = options.test_dataset, options.validation_dataset
-        rows = RowsPlan(dataset, tests and tests[index], validations and validations[index], **row_options)
-        for shot, sampler in samplers.items():
-            plan = EvaluationPlan(
-                rows=rows,
-                methods=methods,
-                sampler=sampler,
-                n_episodes=options.episodes or (10 if options.test_dataset else 2000),
-                seed=options.seed,
-                device=options.device,
-            )
-            members.append(SuiteMember(shot, plan))
-    if is_one:
-        run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
-        return
-    for name in [name for name in outputs if name not in SUITE_FORMATS]:
-        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_FORMATS)} are of all."
-        raise_input_error(f"--{name}", "be of one data set and one --shot", f"{len(members)} evaluations", remedy)
-    run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 from protonet._io import write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation import report, statistics
-from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.several import SuiteMember, run_suite
-from protonet.episodes.features.sources import RowsPlan, load_source
+from protonet.episodes.evaluation.prepare import EvaluationPlan
+from protonet.episodes.evaluation.several import run_suite
+from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_method_grid
 from protonet.episodes.methods.keywords import parse_source_section
 from protonet.episodes.samplers.options import make_episode_config
@@ -33,28 +33,28 @@ def run_paper(options: argparse.Namespace) -> None:
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].method_key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
     fixed = [grid[0] for grid in grids if len(grid) == 1]
-    methods = MethodsPlan(fixed, tuning_grids=tuned, reference_method=new_method)
-    names = ("image_size", "split_seed", "encoder", "normalize", "base")
-    rows = RowsPlan(options.dataset, **{name: getattr(options, name) for name in names})
-    folder = options.output
-    members = [
-        SuiteMember(
-            shot,
-            EvaluationPlan(
-                rows=rows,
-                methods=methods,
-                sampler=make_episode_config(options, shot),
-                n_episodes=options.episodes,
-                seed=options.seed,
-                device=options.device,
-                save_predictions=True,
-            ),
-            {"json": folder / f"{shot}-shot.json"},
+    plans = [
+        EvaluationPlan(
+            dataset=options.dataset,
+            image_size=options.image_size,
+            split_seed=options.split_seed,
+            encoder=options.encoder,
+            normalize=options.normalize,
+            base=options.base,
+            methods=fixed,
+            tuning_grids=tuned,
+            reference_method=new_method,
+            sampler=make_episode_config(options, shot),
+            n_episodes=options.episodes,
+            seed=options.seed,
+            device=options.device,
+            save_predictions=True,
         )
         for shot in options.shots
     ]
+    folder = options.output
     paper = PaperWriter(folder, options.command, grids)
-    run_suite(members, paper.write, state=folder / "state.npz", resume=True)
+    run_suite(plans, paper.write, state=folder / "state.npz", resume=True, output_folder=folder)
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class PaperWriter:
     method_grids: Sequence[Sequence[ChosenMethod]]
     """For each method its candidate settings; the new method is the first."""
 
-    def write(self, members: Sequence[SuiteMember], evaluations: Sequence[statistics.Evaluation]) -> None:
+    def write(self, plans: Sequence[EvaluationPlan], evaluations: Sequence[statistics.Evaluation]) -> None:
         """Print a table of results for each number of shots, and write tables, figure and appendix to files."""
         keys = {choice.name: choice.method_key for grid in self.method_grids for choice in grid if len(grid) > 1}
         summaries = adjust_summary_p_values([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
-        for member, summary in zip(members, summaries, strict=True):
+        for plan, summary in zip(plans, summaries, strict=True):
             ((header, rows),) = report.format_summary_tables(summary)
-            tables.append(([f"{member.shot}-shot", *header[1:]], rows))
+            tables.append(([f"{plan.sampler.shot_title}-shot", *header[1:]], rows))
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
         text = "\n".join(format_table(*table) for table in tables)
         text += f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
@@ -81,9 +81,9 @@ class PaperWriter:
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(report.format_latex_table(*table) for table in tables))
-        titles = (f"{member.shot}-shot" for member in members)
+        titles = (f"{plan.sampler.shot_title}-shot" for plan in plans)
         report.write_accuracy_figure(self.folder / "figure.pdf", dict(zip(titles, summaries, strict=True)))
-        paragraphs = self.describe_experiments(members, evaluations, n_pairs)
+        paragraphs = self.describe_experiments(plans, evaluations, n_pairs)
         quoted = ((title, re.sub('"(.*?)"', r"``\1''", report.format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
         write_text(self.folder / "appendix.tex", text)
@@ -91,16 +91,16 @@ class PaperWriter:
             print(f"wrote {self.folder / name}", file=sys.stderr)
 
     def describe_experiments(
-        self, members: Sequence[SuiteMember], evaluations: Sequence[statistics.Evaluation], n_pairs: int
+        self, plans: Sequence[EvaluationPlan], evaluations: Sequence[statistics.Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
         """Yield the paragraphs of the appendix as pairs (title, text); ``n_pairs`` is the number of paired tests."""
         first, settings = evaluations[0], evaluations[0].summary.settings
-        yield "Data", _describe_data(members[0], first)
+        yield "Data", _describe_data(plans[0], first)
         queries = f"{settings['query']} of each class"
         if settings["imbalance"] is not None:
             total = settings["query"] * settings["way"][0]
             queries = f"{total} in all, shared by a Dirichlet distribution of concentration {settings['imbalance']:g}"
-        shots = " and ".join(member.shot for member in members)
+        shots = " and ".join(plan.sampler.shot_title for plan in plans)
         counts = " and ".join(f"{result.summary.n_episodes:,}" for result in evaluations)
         tuned = {str(tuning) for tuning in first.tuning}
         notes = "".join(f" {note}" for note in first.notes if note not in tuned)
@@ -112,11 +112,11 @@ class PaperWriter:
         if first.tuning:
             text = f"By the highest mean accuracy on the same {first.tuning[0].n_episodes:,} episodes of the kind "
             text += f"above, of {first.tuning[0].n_classes} validation classes, in %:"
-            for member, evaluation in zip(members, evaluations, strict=True):
+            for plan, evaluation in zip(plans, evaluations, strict=True):
                 worth = [rate for tuning in evaluation.tuning for rate in tuning.accuracies.items()]
                 rates = ", ".join(f"{name} {100 * rate.mean:.2f}" for name, rate in worth)
                 chosen = ", ".join(tuning.best_method for tuning in evaluation.tuning)
-                text += f" {member.shot}-shot: {rates}; evaluated were {chosen}."
+                text += f" {plan.sampler.shot_title}-shot: {rates}; evaluated were {chosen}."
             yield "Choice of settings", text
         text = "Accuracy is the mean over episodes of the share of right queries. "
         text += f"{report.explain_intervals(first.summary)} The jackknife leaves out one class at a time with all "
@@ -136,18 +136,17 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
     return f"{name}{origin}: {summary} {parse_source_section(choice.spec.function)}".rstrip(" .")
 
 
-def _describe_data(member: SuiteMember, evaluation: statistics.Evaluation) -> str:
+def _describe_data(plan: EvaluationPlan, evaluation: statistics.Evaluation) -> str:
     """Describe the data set for the appendix: rows, classes, split, hash, encoder and normalisation."""
-    rows = member.plan.rows
-    data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
+    data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
     sides = Counter(data.sides or ())
     split = ", ".join(f"{sides[side]} {side}" for side in SPLIT_SIDES if sides[side]) or "without a split"
-    drawn = "" if rows.split_seed is None else f", drawn by seed {rows.split_seed}"
-    text = f"{rows.dataset}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
+    drawn = "" if plan.split_seed is None else f", drawn by seed {plan.split_seed}"
+    text = f"{plan.dataset}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
     text += f"{split}{drawn}. SHA-256 of the evaluated rows, class by class: {evaluation.data_hash}."
-    text += "" if rows.encoder is None else f" Embedded by {rows.encoder}."
-    text += "" if rows.base is None else f" Base classes are those of {rows.base}."
-    return text + ("" if rows.normalize == "none" else f" All rows were normalized by {rows.normalize}.")
+    text += "" if plan.encoder is None else f" Embedded by {plan.encoder}."
+    text += "" if plan.base is None else f" Base classes are those of {plan.base}."
+    return text + ("" if plan.normalize == "none" else f" All rows were normalized by {plan.normalize}.")
 
 
 def rename_methods(summary: statistics.EvaluationSummary, keys: Mapping[str, str]) -> statistics.EvaluationSummary:

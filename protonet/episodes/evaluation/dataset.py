@@ -11,10 +11,9 @@ from protonet.datasets import Dataset
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.evaluate import check_methods
-from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
+from protonet.episodes.evaluation.prepare import EvaluationPlan
 from protonet.episodes.evaluation.run import evaluate_plan
 from protonet.episodes.evaluation.statistics import Evaluation
-from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_method, choose_method_grid, make_plugin_method
 from protonet.episodes.names import ROW_NORMALIZATIONS
@@ -117,24 +116,25 @@ def evaluate_dataset(
         if side is not None:
             check_known_name("side", side, (*SPLIT_SIDES, "all"))
         memory = data if isinstance(data, Dataset) else None
-        paths = {"test_dataset": test_data, "validation_dataset": validation_data}
-        paths |= {"encoder": encoder, "base": base, "texts": texts}
-        rows = RowsPlan(
-            "data in memory" if memory is not None else str(data),
-            side=side,
-            image_size=image_size,
-            split_seed=split_seed,
-            normalize=normalize,
-            **{name: str(path) for name, path in paths.items() if path is not None},
-        )
         chosen, compared = _convert_methods(methods), None
         if against is not None:
             named = {method.name: method for method in chosen} if isinstance(methods, Mapping) else {}
             compared = named.get(against) or choose_method(against, "against")
         grids = [choose_method_grid(text, "tune") for text in tune]
         plan = EvaluationPlan(
-            rows=rows,
-            methods=MethodsPlan(chosen, tuning_grids=grids, reference_method=compared),
+            dataset="data in memory" if memory is not None else str(data),
+            side=side,
+            image_size=image_size,
+            split_seed=split_seed,
+            normalize=normalize,
+            test_dataset=_to_text(test_data),
+            validation_dataset=_to_text(validation_data),
+            encoder=_to_text(encoder),
+            base=_to_text(base),
+            texts=_to_text(texts),
+            methods=chosen,
+            tuning_grids=grids,
+            reference_method=compared,
             sampler=config,
             n_episodes=n_episodes,
             seed=seed,
@@ -145,6 +145,11 @@ def evaluate_dataset(
             if interrupted:
                 raise KeyboardInterrupt
             return evaluation
+
+
+def _to_text(path: str | Path | None) -> str | None:
+    """Convert a path to text, and leave None."""
+    return None if path is None else str(path)
 
 
 def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:

@@ -12,6 +12,7 @@ from protonet._text import plural
 from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, Evaluation, EvaluationSummary, MeasureMean
+from protonet.episodes.samplers.sampler import format_span
 from protonet.ui.html import format_document
 from protonet.ui.text import format_interval, format_percent
 
@@ -27,7 +28,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
     measures = ["auroc"] * bool(summary.settings["n_open_classes"])
     measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
     against, pairs = summary.reference_method, len(summary.comparisons)
-    way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
+    way, shot = (format_span(summary.settings[name]) for name in ("way", "shot"))
     classes = [row for row in evaluation.class_accuracies or () if row["episodes"] >= MIN_EPISODES_PER_CLASS]
     values = {
         "classes": [

@@ -1,9 +1,9 @@
-"""Settings of an evaluation, and its preparation: select classes and methods, embed and normalise rows."""
+"""Settings of an evaluation, and its preparation: load data, select classes and methods, embed and normalise rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,15 +15,15 @@ from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import get_process_device
 from protonet.episodes.features.sources import (
     NORMALIZATION_BATCH_SIZE,
-    DataSources,
-    RowsPlan,
+    is_same_source,
+    load_base_dataset,
     load_class_texts,
-    load_data_sources,
     load_source,
     normalize_rows,
 )
 from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, select_methods
 from protonet.episodes.networks.backbones import embed_rows_in_batches
+from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
@@ -32,37 +32,36 @@ from protonet.sampling import ClassIndex, index_classes
 MAX_TUNING_EPISODES = 500  #: Settings of methods are compared on at most this many validation episodes.
 
 
-@dataclass(frozen=True)
-class MethodsPlan:
-    """The methods of an evaluation: fixed methods, settings to tune, and a method that all others are compared with."""
-
-    fixed_methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
-    include_all: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
-    #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
-    tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
-    reference_method: ChosenMethod | None = None
-    """The method that all others are compared with; None compares all pairs."""
-
-    def add_tuned_methods(self, names: Collection[str]) -> MethodsPlan:
-        """Return a plan that also evaluates the candidate settings ``names``, and the reference method.
-
-        If the settings of the reference method were tuned, it gets its best settings.
-        """
-        best = [choice for grid in self.tuning_grids for choice in grid if choice.name in names]
-        chosen, against = [*self.fixed_methods, *best], self.reference_method
-        if against is not None:
-            tuned = [choice for choice in best if choice.method_key == against.method_key and not against.keywords]
-            against = (tuned or [against])[0]
-            chosen.append(against)
-        return replace(self, fixed_methods=chosen, reference_method=against)
+#: The fields of `EvaluationPlan` about the rows to classify. They are also options of the command line.
+ROW_SETTINGS = (
+    *("dataset", "test_dataset", "validation_dataset", "side", "image_size", "split_seed", "encoder", "normalize"),
+    *("base", "texts"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """All settings of an evaluation."""
+    """All settings of an evaluation: the rows to classify, the methods, and the episodes."""
 
-    rows: RowsPlan  #: The rows to classify.
-    methods: MethodsPlan  #: The methods to evaluate.
+    dataset: str  #: The data set by name or path, see `load_source`.
+    #: For a fixed split into training and test rows: the data set of the test rows by name or path. Otherwise None.
+    test_dataset: str | None = None
+    #: For a fixed split: the data set of further rows of the same classes, on which settings of methods are chosen.
+    validation_dataset: str | None = None
+    #: The evaluated side of the split by class, or "all"; None takes "novel" if there is a split, otherwise "all".
+    side: str | None = None
+    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
+    split_seed: int | None = None  #: Seed of a random split by class, for data without a split; None for no such split.
+    encoder: str | None = None  #: The path of a checkpoint of `train`; None to classify the features themselves.
+    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.ROW_NORMALIZATIONS`.
+    base: str | None = None  #: A data set of base classes; None takes the base side of ``dataset``.
+    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_class_texts`.
+    methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
+    include_all: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
+    #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
+    tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
+    #: The method that all others are compared with; None compares all pairs.
+    reference_method: ChosenMethod | None = None
     sampler: Sampler  #: The protocol that episodes are sampled by, not yet adapted to the data.
     n_episodes: int  #: Largest number of episodes.
     seed: int = 0  #: Seed of the episodes.
@@ -70,14 +69,32 @@ class EvaluationPlan:
     #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
     save_predictions: bool = False
 
+    @property
+    def name(self) -> str:
+        """The data set and the number of shots as text, to identify the evaluation among others."""
+        return f"{self.dataset} {self.sampler.shot_title}-shot" if self.sampler.shot_title else self.dataset
+
+    def add_tuned_methods(self, names: Collection[str]) -> EvaluationPlan:
+        """Return a plan that also evaluates the candidate settings ``names``, and the reference method.
+
+        If the settings of the reference method were tuned, it gets its best settings.
+        """
+        best = [choice for grid in self.tuning_grids for choice in grid if choice.name in names]
+        chosen, against = [*self.methods, *best], self.reference_method
+        if against is not None:
+            tuned = [choice for choice in best if choice.method_key == against.method_key and not against.keywords]
+            against = (tuned or [against])[0]
+            chosen.append(against)
+        return replace(self, methods=chosen, reference_method=against)
+
     def to_dict(self, side: str, sampler: Sampler) -> dict[str, object]:
         """Convert the settings to a dictionary for JSON, whose keys are the names of the command-line options.
 
         ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
         """
-        against = self.methods.reference_method
-        rows = asdict(self.rows)
-        if self.rows.validation_dataset is None:
+        against = self.reference_method
+        rows = {name: getattr(self, name) for name in ROW_SETTINGS}
+        if self.validation_dataset is None:
             del rows["validation_dataset"]
         return {
             **rows,
@@ -86,11 +103,48 @@ class EvaluationPlan:
             **sampler.to_dict(),
             "max_episodes": self.n_episodes,
             "seed": self.seed,
-            "tune": [[choice.name for choice in grid] for grid in self.methods.tuning_grids],
+            "tune": [[choice.name for choice in grid] for grid in self.tuning_grids],
             "against": None if against is None else against.name,
             **({} if self.device == "cpu" else {"device": self.device}),
             **({"records": True} if self.save_predictions else {}),
         }
+
+
+class DataSources(NamedTuple):
+    """The loaded inputs of an evaluation: the data set, the data set of base classes, and the encoder of the rows."""
+
+    sampler: Sampler  #: The protocol of the episodes, adapted to the test rows of a fixed split.
+    data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
+    base_data: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
+    trained: TrainedEncoder | None  #: The encoder, not yet connected to rows; None if there is no encoder.
+    is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
+
+
+def load_data_sources(plan: EvaluationPlan, data: Dataset | None = None) -> DataSources:
+    """Load the data sets and the encoder of a plan; ``data`` is the evaluated data set, if it is already in memory.
+
+    An InputError is raised if data or encoder cannot be loaded, or if the encoder was trained on another split of the
+    same data.
+    """
+    with renamed_arguments(text="dataset", path="dataset"):
+        data = data or load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
+    with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
+        test = None if plan.test_dataset is None else load_source(plan.test_dataset, image_size=plan.image_size)
+        sampler, data = plan.sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset or ""))
+    dim = data.x.shape[1]
+    base = data if plan.base is None else load_base_dataset(plan.base, dim=dim, image_size=plan.image_size)
+    if plan.encoder is None:
+        return DataSources(sampler, data, base, None, is_trained_on_data=False)
+    with renamed_arguments(path="encoder"):
+        trained = load_trained_encoder(plan.encoder, dim=dim)
+    training = trained.plan
+    is_trained_on_data = is_same_source(training.dataset, plan.dataset)
+    if is_trained_on_data and training.split_seed != plan.split_seed:
+        before = "without one" if training.split_seed is None else f"with {training.split_seed}"
+        got = f"{plan.split_seed}; the encoder was trained {before}"
+        constraint = "be the encoder's, or it would be judged on classes that it learned"
+        raise_input_error("split_seed", constraint, got, "Pass the encoder's.")
+    return DataSources(sampler, data, base, trained, is_trained_on_data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,25 +213,20 @@ class DatasetRows(NamedTuple):
         return self._replace(read_rows=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> PreparedEvaluation:
-    """Prepare an evaluation: select classes and methods by its plan, and embed and normalise their rows.
+def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEvaluation:
+    """Prepare an evaluation: select classes and methods by its plan, and embed and normalise the rows of ``sources``.
 
-    Args:
-        plan: The settings. Methods to tune are ignored.
-        sampler: The protocol of the episodes, from `load_data_sources`.
-        sources: The data sets and the encoder, from `load_data_sources`.
-
-    Raises:
-        InputError: Data, protocol, encoder and methods do not fit together.
+    Methods to tune are ignored. An InputError is raised if data, protocol, encoder and methods do not fit together.
     """
-    data, training = sources.data, None if sources.trained is None else sources.trained.plan
+    sampler, data = sources.sampler, sources.data
+    training = None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
-    side = plan.rows.side or ("all" if data.sides is None else "novel")
+    side = plan.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         remedy = "Pass `split_seed` 0 for a split." if data.sides is None else "Pass one of these, or all."
         raise_input_error("side", "be a side that has classes", got, remedy)
-    base_ids = _list_base_classes(sources, side, plan.rows.normalize)
+    base_ids = _list_base_classes(sources, side, plan.normalize)
     if sampler.adds_base_classes and not base_ids:
         remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
@@ -186,21 +235,21 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
         objective=None if training is None else training.objective,
         head_n_way=None if training is None else training.head_n_way,
         way=sampler.way,
-        has_texts=plan.rows.texts is not None,
+        has_texts=plan.texts is not None,
         has_unlabelled=sampler.n_unlabelled > 0,
         has_base_class_means=sampler.adds_base_classes,
         has_feature_maps=data.has_feature_maps and training is None,
     )
-    methods, notes = select_methods(plan.methods.fixed_methods, available, include_all=plan.methods.include_all)
+    methods, notes = select_methods(plan.methods, available, include_all=plan.include_all)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
     names = tuple(data.class_names[c] for c in chosen)
     index_of_all = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
-    if plan.rows.split_seed is None and data.sides is not None:
+    if plan.split_seed is None and data.sides is not None:
         counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
-        notes += describe_class_list_difference(plan.rows.dataset, dict(counts))
-    kind = plan.rows.normalize
+        notes += describe_class_list_difference(plan.dataset, dict(counts))
+    kind = plan.normalize
     uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
         base_ids = []
@@ -234,9 +283,9 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     sampler, pool = sampler.join_base_classes(rows.select_classes(index), base_pool, means)
     trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
     class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
-    if plan.rows.texts is not None:
+    if plan.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
-        texts = load_class_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
+        texts = load_class_texts(plan.texts, dim=pool.x.shape[1], names=named).to(device)
     return PreparedEvaluation(
         data=data,
         side=side,
@@ -252,44 +301,48 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
     )
 
 
-def prepare_tuning(
-    plan: EvaluationPlan, sampler: Sampler, sources: DataSources
-) -> tuple[EvaluationPlan, PreparedEvaluation]:
+def prepare_tuning(plan: EvaluationPlan, sources: DataSources) -> tuple[EvaluationPlan, PreparedEvaluation]:
     """Prepare the evaluation of candidate settings, from which the best settings of each method are chosen.
 
-    It evaluates all candidate settings on validation classes or, for a fixed split, on validation rows. ``sampler`` and
-    ``sources`` are from `load_data_sources`.
-
-    Returns:
-        The plan of this evaluation; and the evaluation, ready to run.
+    It evaluates all candidate settings on validation classes or, for a fixed split, on validation rows. Returns the
+    plan of this evaluation; and the evaluation, ready to run.
     """
-    candidates = MethodsPlan([choice for grid in plan.methods.tuning_grids for choice in grid])
+    candidates = [choice for grid in plan.tuning_grids for choice in grid]
     n_episodes = min(plan.n_episodes, MAX_TUNING_EPISODES)
-    plan = replace(plan, methods=candidates, n_episodes=n_episodes, save_predictions=False)
-    if plan.rows.test_dataset is None:
-        plan = replace(plan, rows=_use_validation_classes(plan.rows, sampler, sources))
+    plan = replace(
+        plan,
+        methods=candidates,
+        include_all=False,
+        tuning_grids=(),
+        reference_method=None,
+        n_episodes=n_episodes,
+        save_predictions=False,
+    )
+    if plan.test_dataset is None:
+        _check_validation_classes(plan, sources)
+        plan = replace(plan, side="validation")
     else:
-        plan = replace(plan, rows=_use_validation_rows_as_test(plan.rows, sampler))
-        sampler, sources = load_data_sources(plan.rows, plan.sampler)
-    return plan, prepare_evaluation(plan, sampler, sources)
+        _check_validation_rows(plan, sources.sampler)
+        plan = replace(plan, test_dataset=plan.validation_dataset, validation_dataset=None)
+        sources = load_data_sources(plan)
+    return plan, prepare_evaluation(plan, sources)
 
 
-def _use_validation_rows_as_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
-    """Return the settings with the validation rows of a fixed split in place of its test rows."""
-    if rows.validation_dataset is None or rows.test_dataset is None:
+def _check_validation_rows(plan: EvaluationPlan, sampler: Sampler) -> None:
+    """Raise an InputError unless a fixed split has validation rows, which differ from its test rows."""
+    if plan.validation_dataset is None or plan.test_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
-        names = rows.test_dataset, rows.validation_dataset
-        test, validation = (load_source(text, image_size=rows.image_size) for text in names)
+        names = plan.test_dataset, plan.validation_dataset
+        test, validation = (load_source(text, image_size=plan.image_size) for text in names)
         sampler.join_test_set(test, validation, names)  # raises an error if they share a row
-    return replace(rows, test_dataset=rows.validation_dataset, validation_dataset=None)
 
 
-def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
-    """Return the settings with the validation classes as the evaluated side of the split."""
-    sides = sources.data.sides
-    evaluated = rows.side or ("novel" if sides else "all")
+def _check_validation_classes(plan: EvaluationPlan, sources: DataSources) -> None:
+    """Raise an InputError unless the split has enough validation classes, and these are not the evaluated ones."""
+    sides, sampler = sources.data.sides, sources.sampler
+    evaluated = plan.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass `side` novel, of data with a split; `split_seed` 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
@@ -300,7 +353,6 @@ def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSourc
         if sampler.way is not None and (fewer := there - needed + sampler.way[1]) > 1:
             remedy = f"Pass `way` {fewer}, or use data with more validation classes."
         raise_input_error("tune", f"find {needed} validation classes, as many as an episode draws from", there, remedy)
-    return replace(rows, side="validation")
 
 
 def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[int]:

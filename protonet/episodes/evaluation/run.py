@@ -8,7 +8,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,13 @@ from protonet.episodes.evaluation.evaluate import (
     is_batch_end,
 )
 from protonet.episodes.evaluation.page import compute_class_accuracies, format_evaluation_page
-from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_evaluation, prepare_tuning
+from protonet.episodes.evaluation.prepare import (
+    EvaluationPlan,
+    PreparedEvaluation,
+    load_data_sources,
+    prepare_evaluation,
+    prepare_tuning,
+)
 from protonet.episodes.evaluation.report import (
     format_evaluation,
     format_mean,
@@ -38,7 +44,6 @@ from protonet.episodes.evaluation.report import (
     write_tables,
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
-from protonet.episodes.features.sources import load_data_sources
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import hash_class_rows, record_episodes
 from protonet.episodes.samplers.fixed_split import describe_duplicates
@@ -182,17 +187,17 @@ def evaluate_plan(
         The results; and whether Ctrl-C was pressed, so that they cover the finished episodes only. Without a finished
         episode, KeyboardInterrupt is raised.
     """
-    sampler, sources = load_data_sources(plan.rows, plan.sampler, data)
+    sources = load_data_sources(plan, data)
     tunings: list[TuningResult] = []
-    if plan.methods.tuning_grids:
+    if plan.tuning_grids:
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not resume and group.rank == 0:
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
-        run = _EpisodeRun(*prepare_tuning(plan, sampler, sources), group, path, resume=resume, progress=progress)
-        tunings = run.compare_settings(plan.methods.tuning_grids)
-    plan = replace(plan, methods=plan.methods.add_tuned_methods({tuning.best_method for tuning in tunings}))
-    prepared = prepare_evaluation(plan, sampler, sources)
+        run = _EpisodeRun(*prepare_tuning(plan, sources), group, path, resume=resume, progress=progress)
+        tunings = run.compare_settings(plan.tuning_grids)
+    plan = plan.add_tuned_methods({tuning.best_method for tuning in tunings})
+    prepared = prepare_evaluation(plan, sources)
     prepared.notes.extend(map(str, tunings))
     run, interrupted = _EpisodeRun(plan, prepared, group, state, resume=resume, progress=progress), False
     try:

@@ -7,7 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +18,13 @@ from protonet._io import write_json
 from protonet._text import to_printable
 from protonet.episodes.arguments import COMPARE_FILE_REMEDY, raise_unreadable_run
 from protonet.episodes.evaluation.distributed import join_process_group
-from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_evaluation, prepare_tuning
+from protonet.episodes.evaluation.prepare import (
+    ROW_SETTINGS,
+    EvaluationPlan,
+    load_data_sources,
+    prepare_evaluation,
+    prepare_tuning,
+)
 from protonet.episodes.evaluation.report import (
     TextTable,
     format_accuracy_heading,
@@ -35,7 +42,8 @@ from protonet.episodes.evaluation.statistics import (
     MethodSummary,
     compare_method_pairs,
 )
-from protonet.episodes.features.sources import load_data_sources
+from protonet.episodes.methods.choice import choose_method, choose_method_grid
+from protonet.episodes.samplers.options import make_samplers
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
@@ -49,28 +57,8 @@ EPISODE_SETTING_NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class SuiteMember:
-    """One evaluation of a suite (evaluations in one run): of one data set and one number of shots, not yet run."""
-
-    shot: str  #: The number of shots, as the command line has it; "" if the protocol draws it for each episode.
-    plan: EvaluationPlan  #: The settings of the evaluation.
-    #: The files to write for this evaluation alone, by kind, see `run_evaluation`.
-    outputs: Mapping[str, Path] = field(default_factory=dict)
-
-    @property
-    def dataset(self) -> str:
-        """The data set, as the command line names it."""
-        return self.plan.rows.dataset
-
-    @property
-    def name(self) -> str:
-        """The data set and the number of shots as text, to identify the evaluation."""
-        return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
-
-
-#: A function that is called with the members of a suite and the results of each, in the same order.
-ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
+#: A function that is called with the plans of several evaluations and the results of each, in the same order.
+ReportCallback = Callable[[Sequence[EvaluationPlan], Sequence[Evaluation]], None]
 
 
 @dataclass(frozen=True)
@@ -91,54 +79,108 @@ class AverageOverDatasets:
         return {**self.mean_accuracy.to_dict(), "ranks": list(self.ranks), "rank": self.mean_rank}
 
 
-def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
-    """Run the evaluations of a suite one after another, print the report of each, and call ``report`` with all results.
+def run_evaluations(options: argparse.Namespace) -> None:
+    """Run the evaluations that the options describe, one for each data set and number of shots, and write reports."""
+    plans = make_evaluation_plans(options)
+    outputs, state, resume = {**options.outputs}, None if options.state is None else Path(options.state), options.resume
+    new_state = outputs.pop("state", None)  # in the first process alone; all processes read the state
+    if len(plans) == 1:
+        if new_state is not None and new_state.exists() and not resume:
+            remedy = "Continue its run with --resume, or pass another path."
+            raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
+        run_evaluation(plans[0], outputs, state=state, resume=resume)
+        return
+    for name in [name for name in outputs if name not in SUITE_FORMATS]:
+        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_FORMATS)} are of all."
+        raise_input_error(f"--{name}", "be of one data set and one --shot", f"{len(plans)} evaluations", remedy)
+    run_suite(plans, partial(report_suite, outputs), state=state, resume=resume)
 
-    All plans are checked first. Each state file has the name ``state`` and a number. ``report`` is called in the
-    first process, after the last evaluation or after Ctrl-C, with the finished ones.
+
+def make_evaluation_plans(options: argparse.Namespace) -> list[EvaluationPlan]:
+    """Make the plans of the evaluations that the options of the command line describe."""
+    methods = [choose_method(text) for text in options.method if text != "all"]
+    grids = [choose_method_grid(text) for text in options.tune]
+    against = None if options.against is None else choose_method(options.against, "against")
+    samplers = make_samplers(options)
+    no_files = [None] * len(options.dataset)
+    files = zip(options.dataset, options.test_dataset or no_files, options.validation_dataset or no_files, strict=True)
+    return [
+        EvaluationPlan(
+            **{name: getattr(options, name) for name in ROW_SETTINGS if "dataset" not in name},
+            dataset=dataset,
+            test_dataset=test,
+            validation_dataset=validation,
+            methods=methods,
+            include_all="all" in options.method,
+            tuning_grids=grids,
+            reference_method=against,
+            sampler=sampler,
+            n_episodes=options.episodes or (10 if options.test_dataset else 2000),
+            seed=options.seed,
+            device=options.device,
+        )
+        for dataset, test, validation in files
+        for sampler in samplers
+    ]
+
+
+def run_suite(
+    plans: Sequence[EvaluationPlan],
+    report: ReportCallback,
+    *,
+    state: Path | None,
+    resume: bool,
+    output_folder: Path | None = None,
+) -> None:
+    """Run evaluations one after another, print the report of each, and call ``report`` with all results.
+
+    All plans are checked first. Each state file has the name ``state`` and a number. The results of each evaluation are
+    also written to a JSON file in ``output_folder``, if there is one. ``report`` is called in the first process, after
+    the last evaluation or after Ctrl-C, with the finished ones.
     """
-    states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
+    states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(plans))]
     is_main = os.environ.get("RANK", "0") == "0"
     for path in states if is_main and not resume else ():
         if path is not None and path.exists():
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
-    for member in members:  # an error in any member's plan comes before the work
-        if member.plan.rows.encoder is None:  # an encoder would have to embed all rows
-            loaded = load_data_sources(member.plan.rows, member.plan.sampler)
-            prepare_evaluation(member.plan, *loaded)
-            if member.plan.methods.tuning_grids:
-                prepare_tuning(member.plan, *loaded)
+    for plan in plans:  # an error in any plan comes before the work
+        if plan.encoder is None:  # an encoder would have to embed all rows
+            sources = load_data_sources(plan)
+            prepare_evaluation(plan, sources)
+            if plan.tuning_grids:
+                prepare_tuning(plan, sources)
     finished: list[Evaluation] = []
     try:
         with join_process_group():
-            for member, path in zip(members, states, strict=True):
-                evaluation = run_evaluation(member.plan, member.outputs, state=path, resume=resume)
+            for plan, path in zip(plans, states, strict=True):
+                outputs = {"json": output_folder / f"{plan.sampler.shot_title}-shot.json"} if output_folder else {}
+                evaluation = run_evaluation(plan, outputs, state=path, resume=resume)
                 if evaluation is not None:  # in the first process
                     finished.append(evaluation)
                     print(flush=True)
     except KeyboardInterrupt as interrupt:
         if finished:
             print()
-            report(members[: len(finished)], finished)
-        missing = ", ".join(member.name for member in members[len(finished) :])
+            report(plans[: len(finished)], finished)
+        missing = ", ".join(plan.name for plan in plans[len(finished) :])
         raise KeyboardInterrupt(f"{str(interrupt) or 'interrupted'}; not finished: {missing}") from None
     if is_main:
-        report(members, finished)
+        report(plans, finished)
 
 
-def report_suite(paths: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
-    """Print the results of a suite as tables, and write the tables to files; ``paths`` maps formats to paths."""
+def report_suite(paths: Mapping[str, Path], plans: Sequence[EvaluationPlan], evaluations: Sequence[Evaluation]) -> None:
+    """Print the results of several evaluations as tables, and write them to files; ``paths`` maps formats to paths."""
     by_shot: dict[str, list[Evaluation]] = {}
-    for member, evaluation in zip(members, evaluations, strict=True):
-        by_shot.setdefault(member.shot, []).append(evaluation)
+    for plan, evaluation in zip(plans, evaluations, strict=True):
+        by_shot.setdefault(plan.sampler.shot_title, []).append(evaluation)
     averages = {shot: average_methods(group) for shot, group in by_shot.items()}
-    tables = list(format_suite_tables(members, evaluations, averages))
+    tables = list(format_suite_tables(plans, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
-    print(explain_ranks(members, evaluations), end="", flush=True)
+    print(explain_ranks(plans, evaluations), end="", flush=True)
     write_tables(paths, tables)
     if "json" in paths:
-        runs = {member.name: evaluation.to_dict() for member, evaluation in zip(members, evaluations, strict=True)}
+        runs = {plan.name: evaluation.to_dict() for plan, evaluation in zip(plans, evaluations, strict=True)}
         means = {shot: {name: mean.to_dict() for name, mean in methods.items()} for shot, methods in averages.items()}
         write_json(paths["json"], {"runs": runs, "averages": means})
     for path in paths.values():
@@ -184,7 +226,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def format_suite_tables(
-    members: Sequence[SuiteMember],
+    plans: Sequence[EvaluationPlan],
     evaluations: Sequence[Evaluation],
     averages: Mapping[str, Mapping[str, AverageOverDatasets]],
 ) -> Iterator[TextTable]:
@@ -192,16 +234,16 @@ def format_suite_tables(
 
     The table of means is left out if Ctrl-C stopped the suite before all shots of a data set were evaluated.
     """
-    datasets = {member.dataset for member in members}
-    is_complete = len(members) == len(averages) * len(datasets)
+    datasets = {plan.dataset for plan in plans}
+    is_complete = len(plans) == len(averages) * len(datasets)
     head = format_accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
     for shot, means in averages.items():
         columns = {
-            member.dataset: evaluation.methods
-            for member, evaluation in zip(members, evaluations, strict=True)
-            if member.shot == shot
+            plan.dataset: evaluation.methods
+            for plan, evaluation in zip(plans, evaluations, strict=True)
+            if plan.sampler.shot_title == shot
         }
-        if len(datasets) > 1 or len(members) == 1:
+        if len(datasets) > 1 or len(plans) == 1:
             rows = []
             names = dict.fromkeys(name for methods in columns.values() for name in methods)
             for name in sorted(names, key=lambda name: means[name].mean_rank if name in means else torch.inf):
@@ -224,9 +266,9 @@ def format_suite_tables(
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
-def explain_ranks(members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> str:
+def explain_ranks(plans: Sequence[EvaluationPlan], evaluations: Sequence[Evaluation]) -> str:
     """Return a text that explains the means and ranks over data sets in the tables; "" if there is one data set."""
-    if len({member.dataset for member in members}) < 2:
+    if len({plan.dataset for plan in plans}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
     if len(evaluations[0].methods) > 1:

@@ -1,13 +1,12 @@
-"""Load data sets by name or path, and all data sets and encoders that an evaluation needs."""
+"""Load data sets by name or path, also of base classes and of texts, and normalise rows."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +26,6 @@ from protonet.datasets.pictures import (
     make_picture_layout,
 )
 from protonet.datasets.synthetic import FAMILIES, sample_family
-from protonet.episodes.networks.checkpoints import load_trained_encoder
-from protonet.episodes.samplers.batch import TrainedEncoder
-from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_class_rows
 from protonet.ui.command_line import check_known_name
@@ -42,70 +38,6 @@ MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
 NORMALIZATION_BATCH_SIZE = 8192  #: Rows that are normalised at a time.
 #: Images of each character per font face, each distorted by another random map: at least 24 images per class.
 GLYPH_COPIES = 3
-
-
-@dataclass(frozen=True)
-class RowsPlan:
-    """The rows of an evaluation: data sets, side of the split, encoder and normalisation."""
-
-    dataset: str  #: The data set by name or path, see `load_source`.
-    #: For a fixed split into training and test rows: the data set of the test rows by name or path. Otherwise None.
-    test_dataset: str | None = None
-    #: For a fixed split: the data set of further rows of the same classes, on which settings of methods are chosen.
-    validation_dataset: str | None = None
-    #: The evaluated side of the split by class, or "all"; None takes "novel" if there is a split, otherwise "all".
-    side: str | None = None
-    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Seed of a random split by class, for data without a split; None for no such split.
-    encoder: str | None = None  #: The path of a checkpoint of `train`; None to classify the features themselves.
-    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.ROW_NORMALIZATIONS`.
-    base: str | None = None
-    """A data set of base classes, see `load_base_dataset`; None takes the base side of ``dataset``."""
-    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_class_texts`.
-
-
-class DataSources(NamedTuple):
-    """The loaded inputs of an evaluation: the data set, the data set of base classes, and the encoder of the rows."""
-
-    data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
-    base_data: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
-    trained: TrainedEncoder | None  #: The encoder, not yet connected to rows; None if there is no encoder.
-    is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
-
-
-def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
-    """Load the data sets and the encoder that an evaluation needs.
-
-    Args:
-        rows: The names or paths of data sets and encoder, and settings of their rows.
-        sampler: The protocol of the episodes.
-        data: The evaluated data set, if it is already in memory; None to load it by its name.
-
-    Returns:
-        The sampler, which is adapted to the test rows of a fixed split; and the loaded data sets and encoder.
-
-    Raises:
-        InputError: Data or encoder cannot be loaded, or the encoder was trained on another split of the same data.
-    """
-    with renamed_arguments(text="dataset", path="dataset"):
-        data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
-    with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
-        test = None if rows.test_dataset is None else load_source(rows.test_dataset, image_size=rows.image_size)
-        sampler, data = sampler.join_test_set(data, test, (rows.dataset, rows.test_dataset or ""))
-    dim = data.x.shape[1]
-    base = data if rows.base is None else load_base_dataset(rows.base, dim=dim, image_size=rows.image_size)
-    if rows.encoder is None:
-        return sampler, DataSources(data, base, None, is_trained_on_data=False)
-    with renamed_arguments(path="encoder"):
-        trained = load_trained_encoder(rows.encoder, dim=dim)
-    training = trained.plan
-    is_trained_on_data = is_same_source(training.dataset, rows.dataset)
-    if is_trained_on_data and training.split_seed != rows.split_seed:
-        before = "without one" if training.split_seed is None else f"with {training.split_seed}"
-        got = f"{rows.split_seed}; the encoder was trained {before}"
-        constraint = "be the encoder's, or it would be judged on classes that it learned"
-        raise_input_error("split_seed", constraint, got, "Pass the encoder's.")
-    return sampler, DataSources(data, base, trained, is_trained_on_data)
 
 
 def load_source(text: str | Path, *, split_seed: int | None = None, image_size: int | None = None) -> Dataset:

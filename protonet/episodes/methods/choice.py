@@ -21,6 +21,7 @@ from protonet.episodes.methods.keywords import (
 )
 from protonet.episodes.plugins import PLUGIN_PATTERN, check_callable, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import Episodes
+from protonet.episodes.samplers.sampler import format_span
 from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_known_name
 
@@ -293,7 +294,7 @@ def _raise_missing_input(choice: ChosenMethod, need: str, available: AvailableIn
         way = available.head_n_way
         constraint = f"be {way} for {choice.method_key}, whose last layer has weights of as many classes"
         remedy = f"Pass {way}, or train with `head` zero, for any number."
-        raise_input_error("way", constraint, "-".join(map(str, dict.fromkeys(available.way))), remedy)
+        raise_input_error("way", constraint, format_span(available.way), remedy)
     constraint, remedy = MISSING_INPUT_REMEDIES[need]
     got = f"none for {choice.name}"
     if need == "encoder" and choice.spec.objective is not None:

@@ -20,6 +20,7 @@ from protonet.episodes.samplers.sampler import (
     RowPool,
     SampledEpisodes,
     Sampler,
+    format_span,
     sample_uniform_by_episode,
 )
 from protonet.errors import InputTypeError, raise_input_error
@@ -154,13 +155,12 @@ class EpisodeConfig(Sampler):
 
     def format_title(self) -> str:
         """Format the settings as a short title of the protocol, such as ``5-way 1-shot 15-query``."""
-        way, shot = ("-".join(map(str, dict.fromkeys(span))) for span in (self.way, self.shot))
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
         kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
         if self.n_unlabelled:
             others = f" and of {self.n_distractors} distractor classes" if self.n_distractors else ""
             kind += f", {self.n_unlabelled} unlabelled rows of each class{others}"
-        return f"{way}-way {shot}-shot {self.n_query}-query{kind}"
+        return f"{format_span(self.way)}-way {format_span(self.shot)}-shot {self.n_query}-query{kind}"
 
 
 @dataclass(frozen=True)

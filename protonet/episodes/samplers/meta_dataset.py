@@ -51,6 +51,7 @@ class MetaDataset(Sampler):
 
     #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
     shot = (1, MAX_COUNTED_CLASS_SIZE)
+    shot_title = ""
     way = (META_DATASET_MIN_WAY, META_DATASET_MAX_WAY)
     n_required_classes = META_DATASET_MIN_WAY
 

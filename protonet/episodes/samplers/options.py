@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
 
 from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit
@@ -23,13 +22,11 @@ PROTOCOL_OPTIONS = {
 }
 
 
-def make_samplers(
-    options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
-) -> dict[str, Sampler]:
+def make_samplers(options: argparse.Namespace) -> list[Sampler]:
     """Create the samplers that the options of the command line describe, one for each number of shots.
 
-    ``given_options`` are the names of options on the command line, ``preset_options`` the names of options in the
-    preset. The keys are texts such as "5" or "5-20"; "" if the protocol itself draws the number of shots.
+    ``options.given_options`` are the names of options on the command line, ``options.preset_options`` the names of
+    options in the preset.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -44,23 +41,25 @@ def make_samplers(
         is_all = name in {"way", "side"} and value == "all"  # as in a fixed split
         if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
-        if name in given_options:
+        if name in options.given_options:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
             raise_input_error(option, f"be left out with {kind}", value, remedy)
-        if name in preset_options:
+        if name in options.preset_options:
             got = f"{options.preset}, which has {option} {value}"
             raise_input_error("--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     if protocol == "meta-dataset":
-        return {"": MetaDataset(hierarchy=options.hierarchy)}
+        return [MetaDataset(hierarchy=options.hierarchy)]
     shots = options.shot.split(",")
-    if len(set(shots)) < len(shots):
-        raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     if protocol == "fixed-split":  # the classes follow from the data
-        return {shot: FixedSplit(parse_integer("--shot", shot, low=1), (), options.allow_small) for shot in shots}
-    settings = {shot: make_episode_config(options, shot) for shot in shots}
-    if protocol == "generalized":
-        return {shot: GeneralizedSampler(setting) for shot, setting in settings.items()}
-    return {**settings}
+        samplers: list[Sampler] = [
+            FixedSplit(parse_integer("--shot", shot, low=1), (), options.allow_small) for shot in shots
+        ]
+    else:
+        configs = [make_episode_config(options, shot) for shot in shots]
+        samplers = [GeneralizedSampler(config) if protocol == "generalized" else config for config in configs]
+    if len({sampler.shot for sampler in samplers}) < len(samplers):
+        raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
+    return samplers
 
 
 def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:

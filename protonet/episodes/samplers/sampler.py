@@ -95,6 +95,11 @@ class Sampler(ABC):
         return None
 
     @property
+    def shot_title(self) -> str:
+        """The number of shots as text, such as "5" or "1-20"; "" if the protocol itself determines it."""
+        return format_span(self.shot)
+
+    @property
     def hashed_tensors(self) -> list[Tensor]:
         """Tensors that episodes depend on but `to_dict` does not include; they are part of the hash of a run."""
         return []
@@ -191,6 +196,11 @@ class Sampler(ABC):
     @abstractmethod
     def format_title(self) -> str:
         """Format the settings as a short title of the protocol, such as "5-way 1-shot"."""
+
+
+def format_span(span: tuple[int, int]) -> str:
+    """Format a smallest and a largest number, such as "1-20"; a single number if they are equal."""
+    return "-".join(map(str, dict.fromkeys(span)))
 
 
 def compute_row_classes(index: ClassIndex, n_rows: int) -> Tensor:
