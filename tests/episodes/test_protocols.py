@@ -46,7 +46,7 @@ def peeks(episodes):
 PROCESSES = """
 import contextlib, io, os, socket, sys
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation.distributed import join_process_group
+from protonet.episodes.evaluation.evaluate import join_process_group
 from protonet.episodes.training import tasks, train
 
 train.score_best_raw_method = lambda *_: ("protonet", tasks.ValidationScore(0, 0.0, 0.0))

@@ -9,8 +9,7 @@ from pathlib import Path
 from protonet._validation import check_device, check_int, check_type
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.distributed import join_process_group
-from protonet.episodes.evaluation.evaluate import check_methods
+from protonet.episodes.evaluation.evaluate import check_methods, join_process_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan
 from protonet.episodes.evaluation.run import evaluate_plan
 from protonet.episodes.evaluation.statistics import Evaluation
@@ -140,8 +139,8 @@ def evaluate_dataset(
             seed=seed,
             device=device,
         )
-        with join_process_group() as group:
-            evaluation, interrupted = evaluate_plan(plan, group, data=memory, progress=progress)
+        with join_process_group():
+            evaluation, interrupted = evaluate_plan(plan, data=memory, progress=progress)
             if interrupted:
                 raise KeyboardInterrupt
             return evaluation

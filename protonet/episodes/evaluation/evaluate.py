@@ -1,20 +1,24 @@
-"""Evaluate few-shot methods on the same numbered episodes: accuracy, calibration, and detection of open classes."""
+"""Evaluate few-shot methods on the same numbered episodes: accuracy, calibration, and detection of open classes.
+
+Processes can share the episodes: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from protonet._validation import check_int, check_type
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, OPEN_SET_MEASURES
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
@@ -55,6 +59,57 @@ MIN_QUERIES_PER_CALL = 1024  #: Inductive methods classify at least this many qu
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
 TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
 QUERY_COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
+
+
+Gathered = TypeVar("Gathered")
+
+
+class ProcessGroup(NamedTuple):
+    """The processes of torchrun that share the work of a run, and the index of this process among them."""
+
+    rank: int = 0  #: The index of this process, in [0, world_size).
+    world_size: int = 1  #: The number of processes.
+
+    def all_gather(self, value: Gathered) -> list[Gathered]:
+        """Send a value to all processes, and return the values of all processes in the order of their ranks."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Gathered] = [value] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+def get_process_group() -> ProcessGroup:
+    """Return the group of processes inside `join_process_group`; otherwise a group of one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return ProcessGroup()
+    return ProcessGroup(torch.distributed.get_rank(), torch.distributed.get_world_size())
+
+
+@contextmanager
+def join_process_group(device: str = "cpu") -> Iterator[None]:
+    """Join the group of processes that torchrun started, and leave it on exit; without torchrun, do nothing.
+
+    A context manager. The processes communicate by nccl if ``device`` is a GPU, otherwise by gloo. Inside another
+    `join_process_group`, nothing is done: to leave and join again would fail while other processes still use the group.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch.distributed.is_initialized():
+        yield
+        return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield
+        torch.distributed.barrier()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def get_process_device(name: str) -> torch.device:
+    """Return the torch device of a name; for "cuda", the processes of torchrun are distributed over the GPUs."""
+    rank = os.environ.get("LOCAL_RANK")
+    return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
 
 
 @dataclass(frozen=True, kw_only=True)

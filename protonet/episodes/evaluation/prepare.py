@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet.datasets import Dataset
 from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.distributed import get_process_device
+from protonet.episodes.evaluation.evaluate import get_process_device
 from protonet.episodes.features.sources import (
     NORMALIZATION_BATCH_SIZE,
     is_same_source,
@@ -25,6 +25,8 @@ from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, sele
 from protonet.episodes.networks.backbones import embed_rows_in_batches
 from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
+from protonet.episodes.samplers.config import GeneralizedSampler
+from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
@@ -128,9 +130,11 @@ def load_data_sources(plan: EvaluationPlan, data: Dataset | None = None) -> Data
     """
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
-    with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
-        test = None if plan.test_dataset is None else load_source(plan.test_dataset, image_size=plan.image_size)
-        sampler, data = plan.sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset or ""))
+    sampler = plan.sampler
+    if isinstance(sampler, FixedSplit) and plan.test_dataset is not None:
+        with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
+            test = load_source(plan.test_dataset, image_size=plan.image_size)
+            sampler, data = sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset))
     dim = data.x.shape[1]
     base = data if plan.base is None else load_base_dataset(plan.base, dim=dim, image_size=plan.image_size)
     if plan.encoder is None:
@@ -227,7 +231,8 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         remedy = "Pass `split_seed` 0 for a split." if data.sides is None else "Pass one of these, or all."
         raise_input_error("side", "be a side that has classes", got, remedy)
     base_ids = _list_base_classes(sources, side, plan.normalize)
-    if sampler.adds_base_classes and not base_ids:
+    is_generalized = isinstance(sampler, GeneralizedSampler)
+    if is_generalized and not base_ids:
         remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
     available = AvailableInputs(
@@ -237,7 +242,7 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         way=sampler.way,
         has_texts=plan.texts is not None,
         has_unlabelled=sampler.n_unlabelled > 0,
-        has_base_class_means=sampler.adds_base_classes,
+        has_base_class_means=is_generalized,
         has_feature_maps=data.has_feature_maps and training is None,
     )
     methods, notes = select_methods(plan.methods, available, include_all=plan.include_all)
@@ -250,7 +255,7 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
         notes += describe_class_list_difference(plan.dataset, dict(counts))
     kind = plan.normalize
-    uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
+    uses_base = is_generalized or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
         base_ids = []
     if training is not None:
@@ -262,7 +267,7 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         if data.shape is None and training.backbone != "mlp":
             n_features = data.x.shape[1]
             notes.append(f"The encoder takes rows of {n_features} features for images, which these may not be.")
-        if sampler.adds_base_classes:
+        if is_generalized:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     base_data = sources.base_data
     device = get_process_device(plan.device)
@@ -270,18 +275,20 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     if encoder is not None:
         encoder = encoder._replace(encoder=encoder.encoder.to(device), head=encoder.head.to(device))
     rows = _load_rows(data, chosen + (base_ids if base_data is data else []), encoder, device)
-    base, means, queries, mean = None, None, None, None
+    base, queries, mean = None, None, None
     if base_ids:
         base_rows = rows if base_data is data else _load_rows(base_data, base_ids, encoder, device)
         base_index = index_classes(base_data.y).select_classes(torch.tensor(base_ids))
-        base_index, queries = sampler.hold_out_queries(base_index, tuple(base_data.class_names[c] for c in base_ids))
+        if isinstance(sampler, GeneralizedSampler):
+            base_names = tuple(base_data.class_names[c] for c in base_ids)
+            base_index, queries = sampler.hold_out_queries(base_index, base_names)
         mean = base_rows.summarize_base_classes(base_index).mean if kind == "cl2" else None
         base = base_rows.normalize(kind, mean).summarize_base_classes(base_index)
-        means = base.class_means
     rows = rows.normalize(kind, mean)
-    base_pool = None if queries is None else rows.select_classes(queries)
-    sampler, pool = sampler.join_base_classes(rows.select_classes(index), base_pool, means)
-    trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
+    pool, trained = rows.select_classes(index), rows.trained
+    if isinstance(sampler, GeneralizedSampler) and queries is not None and base is not None:
+        sampler, pool = sampler.join_base_classes(pool, rows.select_classes(queries), base.class_means)
+        trained = None  # whose rows have other indices
     class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
     if plan.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
@@ -322,21 +329,21 @@ def prepare_tuning(plan: EvaluationPlan, sources: DataSources) -> tuple[Evaluati
         _check_validation_classes(plan, sources)
         plan = replace(plan, side="validation")
     else:
-        _check_validation_rows(plan, sources.sampler)
+        _check_validation_rows(plan, plan.test_dataset)
         plan = replace(plan, test_dataset=plan.validation_dataset, validation_dataset=None)
         sources = load_data_sources(plan)
     return plan, prepare_evaluation(plan, sources)
 
 
-def _check_validation_rows(plan: EvaluationPlan, sampler: Sampler) -> None:
-    """Raise an InputError unless a fixed split has validation rows, which differ from its test rows."""
-    if plan.validation_dataset is None or plan.test_dataset is None:
+def _check_validation_rows(plan: EvaluationPlan, test_dataset: str) -> None:
+    """Raise an InputError unless a fixed split has validation rows, which differ from those of ``test_dataset``."""
+    if plan.validation_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
-        names = plan.test_dataset, plan.validation_dataset
+        names = test_dataset, plan.validation_dataset
         test, validation = (load_source(text, image_size=plan.image_size) for text in names)
-        sampler.join_test_set(test, validation, names)  # raises an error if they share a row
+        FixedSplit(1).join_test_set(test, validation, names)  # raises an error if they share a row
 
 
 def _check_validation_classes(plan: EvaluationPlan, sources: DataSources) -> None:

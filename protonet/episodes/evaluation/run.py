@@ -18,16 +18,16 @@ import torch
 from protonet._io import progress_bar, write_atomically, write_json, write_text
 from protonet._text import to_printable
 from protonet.datasets import Dataset
-from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_group
 from protonet.episodes.evaluation.evaluate import (
     EpisodeScores,
     choose_batch_size,
     concatenate_batches,
     count_episodes,
     evaluate,
+    get_process_group,
     is_batch_end,
+    join_process_group,
 )
-from protonet.episodes.evaluation.page import compute_class_accuracies, format_evaluation_page
 from protonet.episodes.evaluation.prepare import (
     EvaluationPlan,
     PreparedEvaluation,
@@ -36,7 +36,9 @@ from protonet.episodes.evaluation.prepare import (
     prepare_tuning,
 )
 from protonet.episodes.evaluation.report import (
+    compute_class_accuracies,
     format_evaluation,
+    format_evaluation_page,
     format_mean,
     format_summary_tables,
     summarize,
@@ -150,21 +152,20 @@ def run_evaluation(
     if "plot" in outputs:
         with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - raises before the work if the package is missing
-    with join_process_group() as group:
-        by_class = "report" in outputs
-        evaluation, interrupted = evaluate_plan(plan, group, state=state, resume=resume, by_class=by_class)
-        if group.rank == 0:
+    with join_process_group():
+        by_class, is_main = "report" in outputs, get_process_group().rank == 0
+        evaluation, interrupted = evaluate_plan(plan, state=state, resume=resume, by_class=by_class)
+        if is_main:
             _write_outputs(evaluation, outputs)
         if interrupted:
             text = f"stopped after {evaluation.summary.n_episodes:,} of {plan.n_episodes:,} episodes"
             again = "; run again to go on" if resume else "; run again with --resume"
             raise KeyboardInterrupt(text + ("" if state is None else again))
-        return evaluation if group.rank == 0 else None
+        return evaluation if is_main else None
 
 
 def evaluate_plan(
     plan: EvaluationPlan,
-    group: ProcessGroup,
     *,
     state: Path | None = None,
     resume: bool = False,
@@ -176,7 +177,6 @@ def evaluate_plan(
 
     Args:
         plan: The settings of the evaluation.
-        group: The processes that share the work.
         state: The state file, as in `run_evaluation`.
         resume: Whether to continue from the state file.
         data: The data set, if it is already in memory.
@@ -191,15 +191,15 @@ def evaluate_plan(
     tunings: list[TuningResult] = []
     if plan.tuning_grids:
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
-        if path is not None and path.exists() and not resume and group.rank == 0:
+        if path is not None and path.exists() and not resume and get_process_group().rank == 0:
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
-        run = _EpisodeRun(*prepare_tuning(plan, sources), group, path, resume=resume, progress=progress)
+        run = _EpisodeRun(*prepare_tuning(plan, sources), path, resume=resume, progress=progress)
         tunings = run.compare_settings(plan.tuning_grids)
     plan = plan.add_tuned_methods({tuning.best_method for tuning in tunings})
     prepared = prepare_evaluation(plan, sources)
     prepared.notes.extend(map(str, tunings))
-    run, interrupted = _EpisodeRun(plan, prepared, group, state, resume=resume, progress=progress), False
+    run, interrupted = _EpisodeRun(plan, prepared, state, resume=resume, progress=progress), False
     try:
         scores = run.score_methods()
     except KeyboardInterrupt:
@@ -213,16 +213,10 @@ class _EpisodeRun:
     """Scores methods on episodes: shows progress on a bar, stores scores in a state file, and resumes from it."""
 
     def __init__(
-        self,
-        plan: EvaluationPlan,
-        prepared: PreparedEvaluation,
-        group: ProcessGroup,
-        path: Path | None,
-        *,
-        resume: bool,
-        progress: bool,
+        self, plan: EvaluationPlan, prepared: PreparedEvaluation, path: Path | None, *, resume: bool, progress: bool
     ) -> None:
-        self.plan, self.prepared, self.group, self.path, self.progress = plan, prepared, group, path, progress
+        self.plan, self.prepared, self.path, self.progress = plan, prepared, path, progress
+        self.group = get_process_group()
         self.settings: Mapping[str, Any] = plan.to_dict(prepared.side, prepared.sampler)
         self.description, n_episodes = describe_run_inputs(self.settings, prepared), plan.n_episodes
         self.finished: Sequence[Mapping[str, EpisodeScores]] = []

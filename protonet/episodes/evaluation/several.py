@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._io import write_json
 from protonet._text import to_printable
 from protonet.episodes.arguments import COMPARE_FILE_REMEDY, raise_unreadable_run
-from protonet.episodes.evaluation.distributed import join_process_group
+from protonet.episodes.evaluation.evaluate import join_process_group
 from protonet.episodes.evaluation.prepare import (
     ROW_SETTINGS,
     EvaluationPlan,

@@ -179,8 +179,6 @@ class GeneralizedSampler(Sampler):
     #: of each is the class mean.
     n_base_classes: int = 0
 
-    adds_base_classes = True
-
     @property
     def shot(self) -> tuple[int, int]:
         """Minimum and maximum number of support rows per novel class."""
@@ -214,12 +212,17 @@ class GeneralizedSampler(Sampler):
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_class_rows(seen), index_class_rows(queries)
 
-    def join_base_classes(
-        self, pool: RowPool, base: RowPool | None, means: Tensor | None
-    ) -> tuple[GeneralizedSampler, RowPool]:
-        """Join base classes and novel classes to one pool of rows in memory, base classes first."""
-        assert base is not None
-        assert means is not None
+    def join_base_classes(self, pool: RowPool, base: RowPool, means: Tensor) -> tuple[GeneralizedSampler, RowPool]:
+        """Join base classes and novel classes to one pool of rows in memory, base classes first.
+
+        Args:
+            pool: The rows of the novel classes.
+            base: The queries of the base classes, from `hold_out_queries`.
+            means: (base classes, dim), the mean of the other rows of each base class.
+
+        Returns:
+            The sampler, adapted to the base classes; and the pool of all rows.
+        """
         known, dataset_rows = (
             index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.rows_by_class, pool.rows_by_class), (base.dataset_rows, pool.dataset_rows))

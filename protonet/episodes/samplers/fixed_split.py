@@ -96,13 +96,12 @@ class FixedSplit(sampler.Sampler):
         """Minimum and maximum number of classes per episode: both are the number of classes of the data set."""
         return self.n_required_classes, self.n_required_classes
 
-    def join_test_set(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
+    def join_test_set(self, data: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
         """Join training rows and test rows, whose classes are matched by name, to one data set in memory.
 
         Returns a copy of this sampler with the number of training rows of each class, and the rows, training rows
         first. An InputError is raised if the data sets differ in their features or classes, or have a row in common.
         """
-        assert test is not None
         if test.x.shape[1] != data.x.shape[1]:
             got = f"{test.x.shape[1]} of {names[1]}"
             must = f"have {data.x.shape[1]} features per row, as {names[0]}"

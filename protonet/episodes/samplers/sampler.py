@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.datasets.dataset import Dataset
 from protonet.sampling import ClassIndex, list_class_rows
 
 #: A function from row indices (k,) int64, on any device, to features (k, dim) of any floating dtype. The next call may
@@ -70,14 +69,11 @@ class RowPool(NamedTuple):
 class Sampler(ABC):
     """The base class of samplers, such as `EpisodeConfig`: a protocol that draws numbered episodes.
 
-    Subclasses implement the abstract methods. The other methods have defaults for a protocol that has neither base
-    classes in its episodes nor a test split.
+    Subclasses implement the abstract methods.
     """
 
     n_base_classes: int = 0  #: Number of base classes in each episode. Their labels come before the other labels.
     n_unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
-    #: Whether each episode has all base classes, each with its mean as the only support row.
-    adds_base_classes: bool = False
 
     @property
     @abstractmethod
@@ -104,42 +100,12 @@ class Sampler(ABC):
         """Tensors that episodes depend on but `to_dict` does not include; they are part of the hash of a run."""
         return []
 
-    def join_test_set(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
-        """Adapt this sampler to a test split, and join the split to the data set.
-
-        ``names`` are the names of the data set and of the test split, for messages. By default, nothing is changed.
-        """
-        del test, names
-        return self, data
-
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes that episodes can have, and adapt this sampler to them.
 
         Returns the adapted sampler, the rows of the selected classes, and lines for the report.
         """
         return self, self.validate(index, class_names), []
-
-    def hold_out_queries(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
-        """Split the rows of the base classes into rows to learn from and queries.
-
-        Returns the rows that methods may learn from, by default all of them, and the queries, by default None.
-        """
-        del class_names
-        return base, None
-
-    def join_base_classes(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
-        """Add base classes to the pool of rows, and adapt this sampler to them.
-
-        Args:
-            pool: The rows that episodes are drawn from.
-            base: The queries of the base classes, from `hold_out_queries`, or None.
-            means: (base classes, dim), the mean of the other rows of each base class, or None.
-
-        Returns:
-            The adapted sampler, and the pool with the base classes; by default this sampler and ``pool``.
-        """
-        del base, means
-        return self, pool
 
     @abstractmethod
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate, get_process_group
 from protonet.episodes.evaluation.statistics import interval_half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
@@ -110,21 +109,19 @@ def draw_training_episodes(
     return x.unflatten(0, rows.shape), base.row_classes[rows]
 
 
-def score_best_raw_method(
-    validation: SplitSide, plan: TrainingPlan, group: ProcessGroup
-) -> tuple[str, ValidationScore]:
+def score_best_raw_method(validation: SplitSide, plan: TrainingPlan) -> tuple[str, ValidationScore]:
     """Measure the accuracy of the raw features on the validation episodes, as the baseline for an encoder.
 
     Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.
     """
     methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
-    accuracies = _score_methods(validation.x, validation.rows_by_class, methods, plan, group, take=validation.read_rows)
+    accuracies = _score_methods(validation.x, validation.rows_by_class, methods, plan, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
     return name, ValidationScore(0, nan_mean(accuracies[name]), interval_half_width(accuracies[name]))
 
 
 def score_encoder(
-    encoder: nn.Module, head: nn.Module, validation: SplitSide, plan: TrainingPlan, step: int, group: ProcessGroup
+    encoder: nn.Module, head: nn.Module, validation: SplitSide, plan: TrainingPlan, step: int
 ) -> ValidationScore:
     """Measure the accuracy of an encoder and its head on the validation episodes, after ``step`` training steps.
 
@@ -135,7 +132,7 @@ def score_encoder(
     trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.read_rows(rows[indices]))
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
     embeddings = embed_rows_in_batches(encoder, validation.read_rows, rows)
-    accuracy = _score_methods(embeddings, index, method, plan, group, trained=trained)["own"]
+    accuracy = _score_methods(embeddings, index, method, plan, trained=trained)["own"]
     return ValidationScore(step, nan_mean(accuracy), interval_half_width(accuracy))
 
 
@@ -144,7 +141,6 @@ def _score_methods(
     index: ClassIndex,
     methods: Mapping[str, Method],
     plan: TrainingPlan,
-    group: ProcessGroup,
     *,
     take: RowReader | None = None,
     trained: TrainedEncoder | None = None,
@@ -155,5 +151,6 @@ def _score_methods(
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
     index = config.validate(index, ())
     n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
+    group = get_process_group()
     scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protonet._io import progress_bar
 from protonet._validation import check_device
-from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_group
+from protonet.episodes.evaluation.evaluate import ProcessGroup, get_process_group, join_process_group
 from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks import checkpoints
@@ -155,14 +155,13 @@ def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str
     run.losses = metadata["losses"]
 
 
-def train(
-    run: TrainingRun, base: SplitSide, validation: SplitSide, group: ProcessGroup, outputs: Mapping[str, Path]
-) -> None:
+def train(run: TrainingRun, base: SplitSide, validation: SplitSide, outputs: Mapping[str, Path]) -> None:
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
     The step is finished before a KeyboardInterrupt is raised. A loss that is not finite raises an InputError.
     ``outputs`` maps ``output`` (the checkpoint) and ``log`` to paths, in the first process only.
     """
+    group = get_process_group()
     plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
     checkpoint = outputs.get("output")
@@ -175,7 +174,7 @@ def train(
             n_batches = -(-META_TRAINING.min_batch_norm_rows // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
             measure_batch_norm_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
-            score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)
+            score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step)
             update_best_weights(run, score)
             means = dict(zip(run.learner.loss_names, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
@@ -265,7 +264,8 @@ def run_train(options: argparse.Namespace) -> None:
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
-    with join_process_group(device) as group:
+    with join_process_group(device):
+        group = get_process_group()
         if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
@@ -286,8 +286,8 @@ def run_train(options: argparse.Namespace) -> None:
         run = make_training_run(plan, device, None if stored is not None else _load_initial_encoder(plan))
         if stored is not None:
             restore_run(run, *stored)
-        train(run, base, validation, group, options.paths)
-        raw_method, raw = score_best_raw_method(validation, plan, group)
+        train(run, base, validation, options.paths)
+        raw_method, raw = score_best_raw_method(validation, plan)
     if checkpoint := options.paths.get("output"):
         step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"

@@ -15,8 +15,13 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
 
-from protonet.episodes.evaluation.distributed import get_process_device
-from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate, open_set_auroc, open_set_fpr95
+from protonet.episodes.evaluation.evaluate import (
+    EpisodeScores,
+    evaluate,
+    get_process_device,
+    open_set_auroc,
+    open_set_fpr95,
+)
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine

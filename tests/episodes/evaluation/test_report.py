@@ -20,7 +20,7 @@ from protonet._io import write_json
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation import report
 from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate
-from protonet.episodes.evaluation.page import compute_class_accuracies
+from protonet.episodes.evaluation.report import compute_class_accuracies
 from protonet.episodes.evaluation.several import rank_methods
 from protonet.episodes.methods import METHODS
 from protonet.episodes.samplers.config import EpisodeConfig

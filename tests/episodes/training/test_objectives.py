@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.evaluation.distributed import ProcessGroup
+from protonet.episodes.evaluation.evaluate import ProcessGroup
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (

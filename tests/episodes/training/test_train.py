@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from protonet.episodes.__main__ import SUBCOMMANDS
-from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.evaluate import evaluate
+from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
@@ -83,7 +82,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_trained_encoder(path).encoder
     side = tasks.select_split_side("data", make_data(), "validation")
-    assert tasks.score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup()) == (step, accuracy, half_width)
+    assert tasks.score_encoder(encoder, nn.Identity(), side, plan, step) == (step, accuracy, half_width)
     line = capsys.readouterr().out
     assert line.startswith(f"{path}: mlp, 10 steps, ")
     assert line.endswith(f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes\n")
@@ -276,7 +275,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
     side = tasks.select_split_side("data", load_source("tiny.npz"), "validation")
-    _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]), ProcessGroup())
+    _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]))
     assert metadata["best"][1] > raw.accuracy + 0.05
 
 
