@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,75 +19,50 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet import _io, _validation, errors
+from protonet import _io, errors
 from protonet._io import progress_bar, write_atomically
+from protonet._validation import check_features, check_int, check_labels, check_number
 from protonet.errors import InputError, InputTypeError, MissingPackageError
 
 
 @given(value=st.integers(0, 10**9))
-def test_integers_are_accepted_as_int_float_and_tensor(value: int) -> None:
+def test_numbers_are_accepted_as_int_float_and_tensor(value: int) -> None:
     for form in (value, float(value), torch.tensor(value)):
-        assert _validation.check_int("a", form, low=0) == value
-
-
-def test_other_types_are_a_type_error() -> None:
-    cases: list[object] = [True, "3", None, [1]]
-    for value in cases:
-        with pytest.raises(
-            InputTypeError, match=r"^`a` must be a whole number >= 0; got .*\. Pass an int such as 0\.$"
-        ):
-            _validation.check_int("a", value, low=0)
-        with pytest.raises(InputTypeError, match=r"^`a` must be a finite number >= 0; got .*\. Pass a finite float\.$"):
-            _validation.check_number("a", value, low=0)
-
-
-def test_fractions_and_small_values_are_a_value_error() -> None:
-    cases: list[float] = [float("nan"), float("inf"), -1, 1.5]
-    for value in cases:
-        with pytest.raises(InputError, match="`a` must be a whole number"):
-            _validation.check_int("a", value, low=0)
-
-
-def test_bounds() -> None:
-    with pytest.raises(InputError, match=r"whole number in \[1, 3\]; got 4"):
-        _validation.check_int("a", 4, low=1, high=3)
-    with pytest.raises(InputError, match="finite number > 0; got 0"):
-        _validation.check_number("a", 0, low=0, strict=True)
-    assert _validation.check_number("a", 0, low=0) == 0.0
+        assert check_int("a", form, low=0) == check_number("a", form, low=0) == value
 
 
 def test_features_of_any_real_type_are_flattened() -> None:
-    cases: list[torch.dtype] = [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
-    for dtype in cases:
-        rows = _validation.check_features("x", torch.ones(2, 3, 4, dtype=dtype), dim=12)
+    for dtype in (torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.float64):
+        rows = check_features("a", torch.ones(2, 3, 4, dtype=dtype), dim=12)
         assert rows.shape == (2, 12), dtype
         assert rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32), dtype
 
 
-def test_features_errors() -> None:
-    cases: list[tuple[object, type[Exception], str]] = [
-        ([[1.0]], InputTypeError, r"be a tensor of shape \(n, dim\); got list"),
-        (torch.ones(2, 2, dtype=torch.complex64), InputTypeError, "be real"),
-        (torch.ones(3), InputError, r"have shape \(n, dim\); got shape \(3,\)"),
-        (torch.ones(2, 5), InputError, "have 4 features per row; got 5"),
-        (torch.tensor([[0.0, 1, 2, torch.nan], [0, 0, 0, 0]]), InputError, "NaN or infinity in 1 of 2 rows"),
+def test_invalid_arguments_are_errors() -> None:
+    integer, number = partial(check_int, low=0), partial(check_number, low=0)
+    features, labels = partial(check_features, dim=4), partial(check_labels, n=2, num_classes=3)
+    no_integer = r"be a whole number >= 0; got .*\. Pass an int such as 0\.$"
+    no_number = r"be a finite number >= 0; got .*\. Pass a finite float\.$"
+    cases: list[tuple[Callable[..., object], object, type[Exception], str]] = [
+        *((integer, value, InputTypeError, no_integer) for value in (True, "3", None, [1])),
+        *((number, value, InputTypeError, no_number) for value in (True, "3", None, [1])),
+        *((integer, value, InputError, "be a whole number") for value in (float("nan"), float("inf"), -1, 1.5)),
+        (partial(check_int, low=1, high=3), 4, InputError, r"be a whole number in \[1, 3\]; got 4"),
+        (partial(check_number, low=0, strict=True), 0, InputError, "be a finite number > 0; got 0"),
+        (features, [[1.0]], InputTypeError, r"be a tensor of shape \(n, dim\); got list"),
+        (features, torch.ones(2, 2, dtype=torch.complex64), InputTypeError, "be real"),
+        (features, torch.ones(3), InputError, r"have shape \(n, dim\); got shape \(3,\)"),
+        (features, torch.ones(2, 5), InputError, "have 4 features per row; got 5"),
+        (features, torch.tensor([[0.0, 1, 2, torch.nan], [0] * 4]), InputError, "be finite; got NaN .* in 1 of 2 rows"),
+        (labels, [0, 1], InputTypeError, "be a tensor of integer labels; got list"),
+        (labels, torch.tensor([0.0, 1.0]), InputTypeError, "be a tensor of integer labels; got torch.float32"),
+        (labels, torch.tensor([0, 1, 2]), InputError, r"have one label per row \(2\); got 3"),
+        (labels, torch.tensor([0, 4]), InputError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
+        (labels, torch.tensor([-1, -1]), InputError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
     ]
-    for value, error, message in cases:
-        with pytest.raises(error, match=message):
-            _validation.check_features("x", value, dim=4)
-
-
-def test_labels_errors() -> None:
-    cases: list[tuple[object, type[Exception], str]] = [
-        ([0, 1], InputTypeError, "be a tensor of integer labels; got list"),
-        (torch.tensor([0.0, 1.0]), InputTypeError, "be a tensor of integer labels; got torch.float32"),
-        (torch.tensor([0, 1, 2]), InputError, r"have one label per row \(2\); got 3"),
-        (torch.tensor([0, 4]), InputError, r"be in \[0, 3\); got 4 \(1 such labels\)"),
-        (torch.tensor([-1, -1]), InputError, r"be in \[0, 3\); got -1 \(2 such labels\)"),
-    ]
-    for value, error, message in cases:
-        with pytest.raises(error, match=message):
-            _validation.check_labels("y", value, n=2, num_classes=3)
+    for check, value, error, message in cases:
+        with pytest.raises(error, match=f"^`a` must {message}"):
+            check("a", value)
 
 
 def test_errors_are_of_the_standard_classes_and_name_the_argument() -> None:

@@ -49,15 +49,9 @@ def repeat(*cells: str) -> list[str]:
 
 
 def test_labels_are_not_used() -> None:
-    columns = {
-        "x": X,
-        "gaps": [*map(str, X[:-1]), "NA"],
-        "sort": repeat("a", "b", "c"),
-        "text": [
-            f"{a} {b}" for a, b in zip(repeat("red", "big"), repeat("tree", "house", "dog", "cat", "sun"), strict=True)
-        ],
-        "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
-    }
+    columns = {"x": X, "gaps": [*map(str, X[:-1]), "NA"], "sort": repeat("a", "b", "c")}
+    columns["text"] = [f"{a} {b}" for a in ("red", "big") for b in ("tree", "house", "dog", "cat", "sun")] * 4
+    columns["day"] = repeat("2020-01-01", "2020-05-03", "2021-07-09")
     first = fit(columns)
     other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_hint="--columns keeps it")
     assert np.array_equal(first.x, other.x)
@@ -85,19 +79,10 @@ def test_useless_columns_are_dropped() -> None:
     assert fit({"x": X, "dark": np.zeros(N), "sort": repeat("a", "b")}).columns == ("x", "sort")
 
 
-def test_leakage_is_reported() -> None:
-    code = np.where(LABELS == "ant", "p", "q").astype(object)
-    (note,) = fit({"code": code, "x": X}).notes
-    assert note.startswith("warning: code determines the class, as the order of the rows does")
-
-
 def test_other_types_than_in_training_are_refused() -> None:
     features = fit({"x": list(map(str, X)), "day": repeat("2020-01-01", "2020-05-03", "2021-07-09")})
     for columns, message in (
-        (
-            {"x": repeat("red", "blue"), "day": ["2020-01-01"] * N},
-            r"got 'red' in x, line 2, which held number\. Correct",
-        ),
+        ({"x": repeat("red", "blue"), "day": ["2020-01-01"] * N}, "got 'red' in x, line 2, which held number"),
         ({"x": ["1"] * N, "day": repeat("2020-01-01", "3/4", "5")}, r"got '3/4' in day, line 3, which held date, in"),
         ({"x": ["1"] * N, "day": np.arange(N)}, r"got '0' in day, line 2, which held date, in"),
         ({"x": np.full(N, np.datetime64("2020-01-01")), "day": [""] * N}, "in x, line 2, which held number"),

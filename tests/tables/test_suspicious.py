@@ -162,11 +162,7 @@ def test_leakage_is_detected() -> None:
         (RNG.normal(size=30), SORTED, ""),
         (ROWS // 7, SORTED, ""),
         (np.tile([7.0, 2.0, 5.0], 10), ALTERNATING, "has one value for each class"),
-        (
-            np.tile([0.0, 1000.0, 2000.0], 10) + 31 * (ROWS // 3),
-            ALTERNATING,
-            "has distinct integers that are sorted by class",
-        ),
+        (np.tile([0, 1e3, 2e3], 10) + 31 * (ROWS // 3), ALTERNATING, "has distinct integers that are sorted by class"),
         (np.ones(30), SORTED, ""),
         (ROWS, np.repeat(["a"], 30), ""),
     ]
@@ -284,18 +280,16 @@ def test_arrays_without_an_encoding() -> None:
 
 
 def test_invalid_statistics_are_ignored() -> None:
+    valid: dict[str, Any] = {"columns": [{"missing": 0.0}], "per_class": 9, "smallest": 0.5}
     cases: list[Any] = [
         None,
         [],
         {"columns": 3},
-        {"columns": [{"missing": 0.0}], "per_class": 0, "smallest": 0.5},
-        {"columns": [{"missing": 0.0}], "per_class": 9, "smallest": 0},
-        {"columns": [{"missing": 0.0}], "per_class": 9, "smallest": 1.5},
-        {"columns": [{"missing": 1.5, "quantiles": [0.0, 0.0]}], "per_class": 9, "smallest": 0.5},
-        {"columns": [{"missing": "x"}], "per_class": 9, "smallest": 0.5},
-        {"columns": [{"missing": 0.0, "quantiles": [2.0, 1.0]}], "per_class": 9, "smallest": 0.5},
-        {"columns": [{"missing": 0.0, "quantiles": [1.0, None]}], "per_class": 9, "smallest": 0.5},
-        {"columns": [{"missing": 0.0}, {"missing": 0.0}], "per_class": 9, "smallest": 0.5},
+        *(valid | change for change in ({"per_class": 0}, {"smallest": 0}, {"smallest": 1.5})),
+        valid | {"columns": [{"missing": 0.0}, {"missing": 0.0}]},
+        valid | {"columns": [{"missing": "x"}]},
+        valid | {"columns": [{"missing": 1.5, "quantiles": [0.0, 0.0]}]},
+        *(valid | {"columns": [{"missing": 0.0, "quantiles": quantiles}]} for quantiles in ([2.0, 1.0], [1.0, None])),
     ]
     for statistics in cases:
         assert warn(statistics, None, [1e9 * np.arange(50.0)]) == [], statistics

@@ -200,23 +200,6 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
             read_table(tmp_path / name, KIND, None if labels is None else tmp_path / labels)
 
 
-def test_cells_and_positions(tmp_path: Path) -> None:
-    path = write(tmp_path, "a,kind,b\n 1 ,x,\n,y,red\n1_000,x,nan\n")
-    table, block = read_table(path, KIND)
-    assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", ""]]
-    assert list(block.positions) == [2, 3, 4]
-    selected = block.select_rows(np.array([2, 0]))
-    assert selected.labels.tolist() == ["x", "x"]
-    assert (list(selected.positions), selected.columns[1].tolist()) == ([4, 2], ["", ""])
-    assert [table.column_name(index) for index in (0, 1)] == ["a", "b"]
-    assert replace(table, columns=None).column_name(1) == "column 1"
-    path = write(tmp_path, "a,b\n1,2\n,\n3,4\n,\n,5\n,\n")
-    for training, rows in ((True, [2, 4, 6]), (False, [2, 3, 4, 5, 6, 7])):
-        table, block = read_table(path, ReadSpec(label_column="kind", require_labels=False, for_training=training))
-        assert list(block.positions) == rows
-        assert ("3 blank rows dropped" in table.notes) == training
-
-
 def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
     return "\n".join([header, *map(line, range(n))]) + "\n"
 
@@ -227,13 +210,10 @@ HINT = "These look like classes: "
 def test_label_columns_are_suggested(tmp_path: Path) -> None:
     many = repeat_line("a,b,KIND1,c,d,e", lambda n: f"{n // 4},{n % 3},{n % 4},{n % 2},{n % 2},{n % 3}")
     survived = repeat_line("Survived,Class,Sex,Age", lambda n: f"{n % 2},{n % 3},{'mf'[n % 2]},{n}.5")
+    species = repeat_line("x,Species,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}")
     cases: list[tuple[str, str, str]] = [
         ("a,b\n1,2\n", "kind", "Name the column of the classes."),
-        (
-            repeat_line("x,Species,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
-            "kind",
-            f"{HINT}Species (3 values), flag (2 values).",
-        ),
+        (species, "kind", f"{HINT}Species (3 values), flag (2 values)."),
         # a missing value, the similar name first
         (many + 6 * ",,1,,1,1\n", "kind", f"Did you mean KIND1? {HINT}KIND1 (4 values), d (2 values), e (3 values)."),
         (survived, "survive", f". Did you mean Survived? {HINT}Survived (2 values), Class (3 values), Sex (2 values)."),

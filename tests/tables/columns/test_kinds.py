@@ -137,16 +137,6 @@ class TestNumeric:
         assert not np.isnan(column.comparable_values(VALUES.astype(np.float32))).any()
         assert column.comparable_values(VALUES.astype(np.float32)).dtype == np.float32
 
-    def test_format_does_not_change_features(self) -> None:
-        values = np.round(RNG.uniform(0, 9999, 30), 2)
-        texts = objects(*(f"${value:,.2f}" for value in values))
-        column = Numeric.fit(texts, "point")
-        np.testing.assert_array_equal(column.encode(texts), Numeric.fit(values).encode(values))
-        assert column.is_invalid(objects("$1", "red", "", "NA")).tolist() == [False, True, False, False]
-        assert column.summary() == "number, as 1,234.5, in $"
-        assert np.isfinite(Numeric.fit(np.full(3, np.nan)).encode(np.array([np.nan, 1.0]))).all()
-        assert Numeric.fit(np.full(5, 3.0)).encode(np.array([3.0, 4.0])).tolist() == [[0], [1]]
-
 
 class TestCategory:
     @given(st.lists(st.sampled_from(["", "a", "b", "c", "d e", "?"]), min_size=2, max_size=60))
@@ -207,14 +197,6 @@ class TestDate:
 
 
 class TestText:
-    def test_texts_with_shared_words_are_close(self) -> None:
-        cells = objects(*["the red house stands"] * 5, *["a green apple tree"] * 5, *["old blue ship sails"] * 5)
-        cells = objects(*(f"{cell} {row}" for row, cell in enumerate(cells)))
-        x = Text.fit(cells).encode(cells)
-        distances = np.linalg.norm(x[:, None] - x[None], axis=2)
-        same = np.equal.outer(np.arange(15) // 5, np.arange(15) // 5)
-        assert distances[same].max() < distances[~same].min()
-
     def test_unknown_words_are_encoded_as_blank(self) -> None:
         column = Text.fit(sentences(40))
         x = column.encode(objects("", "NA", "zzz qqq", "\N{SNOWMAN}" * 9, "x" * 10_000))
