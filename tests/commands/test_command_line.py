@@ -210,7 +210,7 @@ def test_exported_files_have_the_classes_and_compute_the_logits(tmp_path: Path, 
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
         (
             "update M other.csv --in-place",
-            "`table` must have the column of the labels, kind; got .*other.csv with w, x, y",
+            "`table` must have the column of the labels, kind; got .*other.csv with w, x",
         ),
         ("evaluate M other.csv", "`table` must have the column of the labels, kind; got .*other.csv with w, x, y"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.protonet, \.safetensors"),

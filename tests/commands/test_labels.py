@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import resource
 from collections.abc import Iterator
@@ -36,20 +35,6 @@ def opened(path: Path) -> LabelFile:
 
 
 class TestAnswers:
-    def test_labels_are_in_the_file_at_once_and_can_be_undone(self, tmp_path: Path) -> None:
-        path = tmp_path / "answers.csv"
-        with opened(path) as answers:
-            answers.add(["1", 'two, "2"\nlines'], "ant")
-            first = path.read_bytes()
-            assert list(csv.reader(first.decode().splitlines(keepends=True)))[1:] == answers.rows
-            answers.add(["3", ""], "bee")
-            answers.replace_rows(answers.rows[:1])
-            assert path.read_bytes() == first
-        with opened(path) as answers:
-            assert answers.rows == [["1", 'two, "2"\nlines', "ant"]]
-            answers.replace_rows([])
-        assert path.read_text(encoding="utf-8") == "a,b,label\n"
-
     def test_only_incomplete_lines_are_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "answers.csv"
         with opened(path) as answers:

@@ -102,20 +102,6 @@ def test_invalid_cells_of_the_last_block_are_missing_values(
     assert "got 'a' in width, line 2, which held number" in error
 
 
-def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: Path, run: Run) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    columns: dict[str, Any] = {name: cells for name, cells in make_columns(12, seed=2).items() if name != "kind"}
-    text = run("predict", model, write(tmp_path / "new.csv", columns), "--proba")
-    columns["width"] = [float(cell) if cell else None for cell in columns["width"]]
-    columns["framed"] = [cell == "True" for cell in columns["framed"]]
-    days = [np.datetime64(cell) if cell else np.datetime64("NaT") for cell in columns["sold"]]
-    columns["sold"] = pa.array(np.array(days, "datetime64[s]"))
-    columns["style"] = pa.array([cell or None for cell in columns["style"]]).dictionary_encode()
-    parquet.write_table(pa.table(columns), tmp_path / "new.parquet")
-    assert run("predict", model, tmp_path / "new.parquet", "--proba") == text
-
-
 def test_missing_values_are_alike_in_all_types_of_files(tmp_path: Path, run: Run) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

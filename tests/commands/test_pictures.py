@@ -116,8 +116,7 @@ def test_every_command_accepts_names_that_are_not_utf8(tmp_path: Path, run: Run)
     (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
     (root / "disc" / "3.jpg").rename(root / "disc" / os.fsdecode(b"caf\xe9\x1b.jpg"))
     model, predicted, suggested = (tmp_path / name for name in ("m.safetensors", "p.csv", "ask.csv"))
-    report = ("--json", tmp_path / "f.json", "--report", tmp_path / "f.html")
-    output = run("fit", root, "-o", model, "--effort", "fast", *report)
+    output = run("fit", root, "-o", model, "--effort", "fast")
     assert "7 paths not in UTF-8" in output
     assert [item["name"] for item in json.loads(run("info", model, "--json"))["classes"]] == ["disc", "kr\\xe4he"]
     run("predict", model, root, "-o", predicted)
@@ -126,7 +125,7 @@ def test_every_command_accepts_names_that_are_not_utf8(tmp_path: Path, run: Run)
     assert sum(row["picture"].endswith(f"bilder \\xfc{os.sep}disc{os.sep}caf\\xe9\\x1b.jpg") for row in rows) == 1
     again = run.read_rows("predict", model, predicted)  # the column picture of a table finds the same files
     assert [row["class"] for row in again] == [row["class"] for row in rows]
-    metrics, _ = run.read_json("evaluate", model, root)
+    metrics, _ = run.read_json("evaluate", model, root, "--report", tmp_path / "r.html")
     assert metrics["accuracy"] == 1
     run("suggest", model, root / "disc", "-n", 6, "-o", suggested)
     lines = suggested.read_text(encoding="utf-8").splitlines()

@@ -185,13 +185,7 @@ def test_what_does_not_fit(server: Server) -> None:
         ("mixed", CSV, "size\n1\n", 400, "`body` must have the model's columns; got the request without city"),
         ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
         ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
-        (
-            "pictures",
-            "image/png",
-            make_bomb(),
-            400,
-            "`body` must hold pictures that can be read; got the request (more than 178,956,970 pixels)",
-        ),
+        ("pictures", "image/png", make_bomb(), 400, "got the request (more than 178,956,970 pixels)"),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
         ("pictures", JSON, '[{"picture": 7}]', 400, "must hold pictures as base64"),
@@ -219,16 +213,10 @@ def test_unauthorized_requests_and_invalid_addresses_are_refused(server: Server)
         assert (result[0], line in result[1]) == (status, True), result
     proxied = {"Host": "LOCALHOST:8000", "Origin": "https://localhost:8000"}  # behind TLS
     assert server.ask("GET", "/metrics", headers=proxied)[0] == 200
-    for query, must in (
-        ("unknown=x", "`query` must hold"),
-        ("unknown=2", "`query` must hold"),
-        ("proba=maybe", "`query` must hold"),
-        ("proba=2", "`query` must hold"),
-        ("probas=1", "`query` must hold"),
-        ("proba=1&proba=0", "`query` must have each parameter once"),
-    ):
+    for query in ("unknown=x", "unknown=2", "proba=maybe", "proba=2", "probas=1", "proba=1&proba=0"):
         result = server.refuse("POST", f"/models/mixed/predict?{query}", "[[1, null]]", headers={"Content-Type": JSON})
-        assert (result[0], result[1].startswith(must)) == (400, True), result
+        must = "have each parameter once" if "&" in query else "hold"
+        assert (result[0], result[1].startswith(f"`query` must {must}")) == (400, True), result
     zipped = {"Content-Type": JSON, "Content-Encoding": "gzip"}
     assert server.refuse("POST", "/models/mixed/predict", "[[1, null]]", headers=zipped)[0] == 415
     assert server.refuse("GET", "/models/mixed/predict")[0] == 405
@@ -419,7 +407,7 @@ def receive_all(connection: socket.socket) -> bytes:
 
 
 HEAD = f"POST /models/mixed/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\nConnection: close\r\n"
-CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
+ALLOWED, CHUNKED = f"Authorization: Bearer {TOKEN}\r\n", "Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -427,12 +415,8 @@ CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
     [
         ("GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", b"a" * 2**24, 431),
         (f"{HEAD}{CHUNKED}2\r\n[]\r\n0\r\nX-A: ", b"a" * 2**24, 431),
-        (f"{HEAD}Authorization: Bearer {TOKEN}\r\n{CHUNKED}2\r\n[]\r\n0\r\nX-A: ", b"A: b\r\n" * 2**21, 431),
-        (
-            f'{HEAD}Authorization: Bearer {TOKEN}\r\n{CHUNKED}6\r\n[[1, "\r\n7\r\nRome"]]\r\n0\r\n',
-            b"Origin: http://other\r\n\r\n",
-            200,
-        ),
+        (f"{HEAD}{ALLOWED}{CHUNKED}2\r\n[]\r\n0\r\nX-A: ", b"A: b\r\n" * 2**21, 431),
+        (f'{HEAD}{ALLOWED}{CHUNKED}6\r\n[[1, "\r\n7\r\nRome"]]\r\n0\r\n', b"Origin: http://other\r\n\r\n", 200),
         ("no HTTP\r\n\r\n", b"", 400),
         ("GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"", 400),
     ],
