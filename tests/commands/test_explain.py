@@ -223,10 +223,7 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
     without = write(tmp_path / "n.csv", {"x0": [1.0], "x1": [2.0]})
     far = write(tmp_path / "f.csv", {**make_informative(1), "x0": [3e38] * 48, "x1": [-3e38] * 48})
     for arguments, message in (
-        (
-            [numeric, table, "--rows", "3,50"],
-            "`--rows` must be rows of the table; got 50, and the rows are from line 2 ",
-        ),
+        ([numeric, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the rows are from "),
         ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
         ([numeric, without], "`table` must have the column of the labels, kind; got "),
