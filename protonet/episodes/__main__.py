@@ -12,9 +12,9 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -238,28 +238,23 @@ def _get_output_paths(options: argparse.Namespace) -> dict[str, Path]:
     return outputs
 
 
-@dataclass(frozen=True)
-class Subcommand:
-    """A command such as ``train``, whose module is imported only after its arguments have been checked."""
-
-    parse_arguments: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
-    function_path: str  #: The module below `protonet.episodes` and the name of its function of the parsed options.
-    option_names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
-
-    def run(self, arguments: Sequence[str] | None) -> None:
-        """Parse and check the command's arguments, import its module and run the command."""
-        options = self.parse_arguments(arguments)
-        run_command = resolve_name(f"protonet.episodes.{self.function_path}")
-        with _print_traceback_of_cause(options):
-            run_command(options)
-
-
+#: For each further command, the function that parses and checks its arguments, and the path of the function of the
+#: parsed options below `protonet.episodes`, whose module is imported only after that.
 SUBCOMMANDS = {
-    "train": Subcommand(parse_train_arguments, "training.train:run_train", OPTION_NAMES),
-    "compare": Subcommand(parse_compare_arguments, "evaluation.several:run_compare", OPTION_NAMES),
-    "extract": Subcommand(parse_extract_arguments, "features.extract:run_extract", OPTION_NAMES),
-    "paper": Subcommand(parse_paper_arguments, "paper:run_paper", PAPER_OPTION_NAMES),
+    "train": (parse_train_arguments, "training.train:run_train"),
+    "compare": (parse_compare_arguments, "evaluation.several:run_compare"),
+    "extract": (parse_extract_arguments, "features.extract:run_extract"),
+    "paper": (parse_paper_arguments, "paper:run_paper"),
 }
+
+
+def run_subcommand(name: str, arguments: Sequence[str] | None) -> None:
+    """Parse and check the arguments of a command of ``SUBCOMMANDS``, import its module and run it."""
+    parse_arguments, function_path = SUBCOMMANDS[name]
+    options = parse_arguments(arguments)
+    run_with_options = resolve_name(f"protonet.episodes.{function_path}")
+    with _print_traceback_of_cause(options):
+        run_with_options(options)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -267,13 +262,14 @@ def main(arguments: Sequence[str]) -> int:
     prog, command, names = EVALUATE_PROG, run_evaluate_command, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments
-        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].option_names}
+        prog, command = f"{prog} {name}", partial(run_subcommand, name)
+        names = PAPER_OPTION_NAMES if name == "paper" else OPTION_NAMES
 
-    def run_subcommand(given: Sequence[str] | None) -> None:
+    def run_renamed(given: Sequence[str] | None) -> None:
         with renamed_arguments(**names):
             command(given)
 
-    return run_command(prog, run_subcommand, arguments)
+    return run_command(prog, run_renamed, arguments)
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
     measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
     against, pairs = summary.reference_method, len(summary.comparisons)
     way, shot = (format_span(summary.settings[name]) for name in ("way", "shot"))
-    classes = [row for row in evaluation.class_accuracies or () if row["episodes"] >= MIN_EPISODES_PER_CLASS]
+    classes = [row for row in evaluation.class_accuracies if row["episodes"] >= MIN_EPISODES_PER_CLASS]
     values = {
         "classes": [
             {**row, "accuracy": row["accuracy"][best]} for row in sorted(classes, key=lambda row: row["accuracy"][best])
@@ -321,7 +321,9 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         or 1e-9,
         "shots": [f"{shot}-shot" for shot in methods[best].accuracy_by_shot],
     }
-    return format_document("episodes.html", evaluation.title, evaluation.to_dict(), "protonet.episodes", values)
+    return format_document(
+        "episodes.html", evaluation.title, evaluation.to_dict(by_class=True), "protonet.episodes", values
+    )
 
 
 def compute_class_accuracies(

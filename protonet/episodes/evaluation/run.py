@@ -134,27 +134,19 @@ def read_run_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Epis
 def run_evaluation(
     plan: EvaluationPlan, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
 ) -> Evaluation | None:
-    """Run an evaluation, print its report and write its output files.
+    """Run an evaluation, print its report and write its output files; return the results in the first process.
 
-    Args:
-        plan: The settings of the evaluation.
-        outputs: The files to write, by ``json``, ``plot``, ``latex``, ``markdown`` and ``report`` (HTML).
-        state: The file that stores the scores of finished episodes; None for no such file. The scores by which settings
-            are chosen are in a second file in the same folder.
-        resume: Whether to continue from the state file. The outputs equal those of an uninterrupted run.
-
-    Returns:
-        The results in the first process, None in others.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The report and the files cover the finished episodes, if there are any.
+    ``outputs`` are the files to write, by ``json``, ``plot``, ``latex``, ``markdown`` and ``report`` (HTML). ``state``
+    stores the scores of finished episodes; those by which settings are chosen are in a second file in the same folder.
+    With ``resume``, a run continues from the state file; its outputs equal those of an uninterrupted run. After Ctrl-C,
+    a KeyboardInterrupt is raised, and the report and the files cover the finished episodes, if there are any.
     """
     if "plot" in outputs:
         with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - raises before the work if the package is missing
     with join_process_group():
-        by_class, is_main = "report" in outputs, get_process_group().rank == 0
-        evaluation, interrupted = evaluate_plan(plan, state=state, resume=resume, by_class=by_class)
+        is_main = get_process_group().rank == 0
+        evaluation, interrupted = evaluate_plan(plan, state=state, resume=resume)
         if is_main:
             _write_outputs(evaluation, outputs)
         if interrupted:
@@ -171,21 +163,12 @@ def evaluate_plan(
     resume: bool = False,
     data: Dataset | None = None,
     progress: bool = True,
-    by_class: bool = False,
 ) -> tuple[Evaluation, bool]:
-    """Choose settings of methods on validation classes, then evaluate all methods.
+    """Choose settings of methods on validation classes, then evaluate all methods; arguments as in `run_evaluation`.
 
-    Args:
-        plan: The settings of the evaluation.
-        state: The state file, as in `run_evaluation`.
-        resume: Whether to continue from the state file.
-        data: The data set, if it is already in memory.
-        progress: Whether to show a bar.
-        by_class: Whether to compute accuracies by class, too.
-
-    Returns:
-        The results; and whether Ctrl-C was pressed, so that they cover the finished episodes only. Without a finished
-        episode, KeyboardInterrupt is raised.
+    ``data`` is the data set, if it is already in memory; ``progress`` shows a bar. Returns the results; and whether
+    Ctrl-C was pressed, so that they cover the finished episodes only. Without a finished episode, KeyboardInterrupt is
+    raised.
     """
     sources = load_data_sources(plan, data)
     tunings: list[TuningResult] = []
@@ -206,7 +189,7 @@ def evaluate_plan(
         if not run.finished:
             raise
         scores, interrupted = concatenate_batches(run.finished), True
-    return run.summarize(scores, tunings, by_class=by_class), interrupted
+    return run.summarize(scores, tunings), interrupted
 
 
 class _EpisodeRun:
@@ -264,9 +247,7 @@ class _EpisodeRun:
         means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
         return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
 
-    def summarize(
-        self, scores: Mapping[str, EpisodeScores], tunings: Sequence[TuningResult], *, by_class: bool
-    ) -> Evaluation:
+    def summarize(self, scores: Mapping[str, EpisodeScores], tunings: Sequence[TuningResult]) -> Evaluation:
         """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
         prepared, settings, data = self.prepared, self.settings, self.prepared.data
         sampler, index, seed = prepared.sampler, prepared.row_pool.rows_by_class, self.plan.seed
@@ -290,7 +271,7 @@ class _EpisodeRun:
             n_classes=len(index.class_counts),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(data, prepared.class_ids)],
-            class_accuracies=compute_class_accuracies(scores, class_mask, class_names) if by_class else None,
+            class_accuracies=compute_class_accuracies(scores, class_mask, class_names),
             episode_records=records,
         )
 
@@ -319,7 +300,7 @@ def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
     if "report" in outputs:
         write_text(outputs["report"], format_evaluation_page(evaluation))
     if "json" in outputs:
-        write_json(outputs["json"], evaluation.to_dict())
+        write_json(outputs["json"], evaluation.to_dict(by_class="report" in outputs))
     write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
         write_accuracy_figure(outputs["plot"], {"": evaluation.summary})

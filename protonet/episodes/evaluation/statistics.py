@@ -213,8 +213,8 @@ class Evaluation:
     n_classes: int  #: The number of classes that episodes are drawn from.
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
-    #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`; None without a report.
-    class_accuracies: Sequence[Mapping[str, Any]] | None = None
+    #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`.
+    class_accuracies: Sequence[Mapping[str, Any]] = ()
     #: The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept.
     episode_records: Mapping[str, object] | None = None
 
@@ -228,8 +228,8 @@ class Evaluation:
         """The accuracy of each method in each episode, (episodes,) float64 in [0, 1], by the method's name."""
         return {name: right / self.query_counts.double() for name, right in self.correct_counts.items()}
 
-    def to_dict(self) -> dict[str, object]:
-        """Convert all results to a dictionary for JSON, from which `compare` can compare runs."""
+    def to_dict(self, *, by_class: bool = False) -> dict[str, object]:
+        """Convert all results, if ``by_class`` with accuracies of classes, to a dictionary for JSON and `compare`."""
         queries, ways = self.query_counts.tolist(), self.class_mask.sum(dim=1).tolist()
         return {
             **self.summary.to_dict(),
@@ -242,7 +242,7 @@ class Evaluation:
             "right": {name: right.tolist() for name, right in self.correct_counts.items()},
             "ways": ways if len(set(ways)) > 1 else ways[0],
             "class_indices": self.class_mask.nonzero()[:, 1].tolist(),  # of all episodes, in order
-            **({} if self.class_accuracies is None else {"by_class": list(self.class_accuracies)}),
+            **({"by_class": list(self.class_accuracies)} if by_class else {}),
             **({} if self.episode_records is None else {"records": self.episode_records}),
         }
 

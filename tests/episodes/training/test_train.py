@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from protonet.episodes.__main__ import SUBCOMMANDS
+from protonet.episodes.__main__ import run_subcommand
 from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
@@ -34,7 +35,7 @@ from protonet.sampling import index_classes
 from tests.episodes.cases import SIDES, make_data, save_data
 
 GENERATOR = torch.Generator()
-run_train = SUBCOMMANDS["train"].run
+run_train = partial(run_subcommand, "train")
 
 
 @pytest.fixture(autouse=True)
