@@ -157,14 +157,10 @@ def make_train_parser() -> CommandParser:
 
 
 def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and check the command line of ``train``.
+    """Parse and check the command line of ``train``; None means ``sys.argv``.
 
-    Args:
-        arguments: The words after ``train``; None to take them from ``sys.argv``.
-
-    Returns:
-        The options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if the data determine
-        it. ``paths`` maps "output" and "log", if given, to the paths of the files to write.
+    Returns the options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if the data
+    determine it. ``paths`` maps "output" and "log", if given, to the paths of the files to write.
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:

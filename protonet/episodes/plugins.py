@@ -20,17 +20,10 @@ PLUGIN_PATTERN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 def load_plugin(argument: str, key: str, description: str) -> tuple[Callable[..., Any], str]:
     """Load a function from a user's Python file, by running the file.
 
-    Args:
-        argument: The argument that names the plug-in, for messages.
-        key: The plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN_PATTERN``.
-        description: A description of the expected function, such as "a function from pictures to embeddings", for
-            messages.
-
-    Returns:
-        The function; and the text "sha256 " with the SHA-256 of the file.
-
-    Raises:
-        InputError: There is no such file or function, the file raises an error, or the object is no function.
+    ``key`` is the plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN_PATTERN``. Returns the function; and the text
+    "sha256 " with the SHA-256 of the file. An InputError is raised if there is no such file or function, if the file
+    raises an error, or if the object is no function. ``argument`` names the plug-in in messages, and ``description``
+    the expected function, as in "a function from pictures to embeddings".
     """
     match = PLUGIN_PATTERN.fullmatch(key)
     assert match is not None

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from protonet.episodes.methods import clustering, linear
 from protonet.episodes.methods.adaptive import adaptive, solver
-from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
 from protonet.episodes.methods.maps import cross_transformers, deepbdc, deepemd, feature_map_reconstruction
 from protonet.episodes.methods.prototypes import (
@@ -82,7 +81,9 @@ METHODS = {
     "linear-svm": MethodSpec(linear_svm),
     "metaopt-svm": MethodSpec(metaopt_svm),
     "mahalanobis": MethodSpec(linear.mahalanobis),
-    "distribution-calibration": MethodSpec(distribution_calibration, needs=("base",), uses_base=True, is_slow=True),
+    "distribution-calibration": MethodSpec(
+        linear.distribution_calibration, needs=("base",), uses_base=True, is_slow=True
+    ),
     "linear-finetune": MethodSpec(linear.linear_finetune),
     "baseline++": MethodSpec(linear.baseline_pp),
     "clip-zero-shot": MethodSpec(clip_zero_shot, needs=("texts",), needs_only_means=True),

@@ -240,19 +240,9 @@ EXCLUSION_NOTES = {
 def select_methods(
     chosen: Sequence[ChosenMethod], available: AvailableInputs, *, include_all: bool
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
-    """Select the methods to evaluate, and check that their inputs are available.
+    """Select the methods to evaluate: the ``chosen`` ones, with ``include_all`` after all of this package that can run.
 
-    Args:
-        chosen: The methods that the user chose.
-        available: The inputs that the evaluation has.
-        include_all: Whether to put all methods of this package that can run before the chosen methods.
-
-    Returns:
-        methods: The methods by name.
-        notes: Lines for the report.
-
-    Raises:
-        InputError: A chosen method lacks an input.
+    Returns the methods by name, and lines for the report. An InputError is raised if a chosen method lacks an input.
     """
     notes, runnable = _select_runnable_methods(available) if include_all else ([], [])
     choices = [*runnable, *chosen]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,15 +67,6 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     return cosines(episodes.query, prototypes) / temperature
 
 
-class InnerLoopSettings(NamedTuple):
-    """The settings of the gradient steps on an episode's support, the inner loop of MAML."""
-
-    steps: int  #: The number of steps, >= 0.
-    step_size: float  #: The learning rate, > 0.
-    #: Whether the gradients of the steps count as constants when the result is differentiated, as in first-order MAML.
-    first_order: bool = False
-
-
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
@@ -127,10 +117,10 @@ def _classify_adapted(
     """Compute logits by `classify_adapted` with the trained head, by default with the steps and rate of training."""
     assert isinstance(trained.head, LinearHead)
     steps = trained.plan.inner_steps if steps is None else steps
-    inner = InnerLoopSettings(steps, trained.plan.inner_rate if rate is None else rate)
+    rate = trained.plan.inner_rate if rate is None else rate
     device = trained.head.weight.device
     rows = (tensor.to(device) for tensor in (support, episodes.support_labels, query))
-    return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, inner=inner)
+    return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, steps=steps, rate=rate)
 
 
 def classify_adapted(
@@ -141,7 +131,9 @@ def classify_adapted(
     query: Tensor,
     *,
     n_way: int,
-    inner: InnerLoopSettings,
+    steps: int,
+    rate: float,
+    first_order: bool = False,
 ) -> Tensor:
     """Classify the queries of each episode by encoder and head after gradient steps on its support.
 
@@ -155,7 +147,9 @@ def classify_adapted(
         labels: (episodes, n_support) int64.
         query: (episodes, n_queries, dim).
         n_way: Classes per episode.
-        inner: The gradient steps.
+        steps: The number of gradient steps, >= 0.
+        rate: The learning rate of these steps, > 0.
+        first_order: Whether the gradients of the steps count as constants when the result is differentiated.
 
     Returns:
         Logits (episodes, n_queries, n_way).
@@ -171,11 +165,11 @@ def classify_adapted(
             return F.cross_entropy(functional_call(network, dict(weights), support), labels)
 
         adapted: WeightsByName = weights
-        for _ in range(inner.steps):
+        for _ in range(steps):
             gradients = grad(loss)(adapted)
-            if inner.first_order:
+            if first_order:
                 gradients = {name: gradient.detach() for name, gradient in gradients.items()}
-            adapted = {name: weight - inner.step_size * gradients[name] for name, weight in adapted.items()}
+            adapted = {name: weight - rate * gradients[name] for name, weight in adapted.items()}
         rows = torch.cat([support, query]) if has_statistics else query
         logits: Tensor = functional_call(network, dict(adapted), rows)
         return logits[-len(query) :]

@@ -54,14 +54,6 @@ BelowOne = Annotated[float, Bound(0, 1, high_open=True)]
 Count = Annotated[int, Bound(0)]
 PositiveCount = Annotated[int, Bound(1)]
 
-#: For each type of setting, a description of its values and the function that parses a text.
-VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
-    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
-    int: ("a whole number", int),
-    float: ("a number", float),
-    str: ("a word", str),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSetting:
@@ -69,20 +61,46 @@ class MethodSetting:
 
     name: str  #: The name of the setting on the command line.
     parameter_name: str  #: The name of the method's parameter.
-    type: object  #: A key of ``VALUE_PARSERS``, a tuple of such types, or a union of one of these with None.
+    value_description: str  #: A description of the values, such as "a whole number or none".
+    parse: Callable[[str], object]  #: Parses a text; raises a KeyError or a ValueError for an invalid text.
     bound: Bound | None  #: The range of the number, or of each number of a tuple; None for any.
     default: object  #: The default value, or `inspect.Parameter.empty`.
     description: str  #: The description in the docstring, in one line, or "".
+    #: The values to try, from the `SearchSpace` in the type; empty without it.
     candidate_values: tuple[object, ...] = ()
-    """The values to try, from the `SearchSpace` in the type; empty without it."""
 
-    @property
-    def value_description(self) -> str:
-        """A description of the values, such as "a whole number or none"."""
-        if get_origin(self.type) is tuple:
-            return f"{len(get_args(self.type))} numbers with commas between"
-        kind, optional = _split_optional_type(self.type)
-        return VALUE_PARSERS[kind][0] + (" or none" if optional else "")
+
+def _parse_number(text: str) -> float:
+    """Parse a finite number."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError("not finite")
+    return value
+
+
+#: For each type of setting, a description of its values and the function that parses a text.
+VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+    int: ("a whole number", int),
+    float: ("a number", _parse_number),
+    str: ("a word", str),
+}
+
+
+def _make_value_parser(kind: object) -> tuple[str, Callable[[str], object]] | None:
+    """Return a description of the values of a type, and the function that parses a text; None if there is none."""
+    parts = get_args(kind)
+    if get_origin(kind) is tuple:
+        parsers = [VALUE_PARSERS[part][1] for part in parts if part in (int, float)]
+        if len(parsers) < len(parts):
+            return None
+        numbers = f"{len(parts)} numbers with commas between"
+        return numbers, lambda text: tuple(parse(item) for parse, item in zip(parsers, text.split(","), strict=True))
+    optional = len(parts) == 2 and NoneType in parts
+    parser = VALUE_PARSERS.get(parts[parts[0] is NoneType] if optional else kind)
+    if parser is None or not optional:
+        return parser
+    words, parse = parser
+    return f"{words} or none", lambda text: None if text.lower() == "none" else parse(text)
 
 
 def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetting]:
@@ -102,12 +120,14 @@ def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetti
     keywords = {}
     for parameter, given in parameters.items():
         kind = hints.get(parameter, type(given.default))
-        if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
+        parser = _make_value_parser(kind)
+        if given.kind is given.KEYWORD_ONLY and parser is not None:
             name, notes = parameter.rstrip("_"), list(_list_type_annotations(annotated.get(parameter)))
             keywords[name] = MethodSetting(
                 name=name,
                 parameter_name=parameter,
-                type=kind,
+                value_description=parser[0],
+                parse=parser[1],
                 bound=next((note for note in notes if isinstance(note, Bound)), None),
                 default=given.default,
                 description=described.get(parameter, ""),
@@ -121,21 +141,6 @@ def _list_type_annotations(kind: object) -> Iterator[object]:
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
         yield from _list_type_annotations(part)
-
-
-def _split_optional_type(kind: object) -> tuple[object, bool]:
-    """Remove None from an optional type; return the remaining type, and whether None was part of it."""
-    parts = get_args(kind)
-    if len(parts) != 2 or NoneType not in parts:
-        return kind, False
-    return (parts[0] if parts[1] is NoneType else parts[1]), True
-
-
-def _is_parsable_type(kind: object) -> bool:
-    """Test whether values of a type can be parsed from text."""
-    if get_origin(kind) is tuple:
-        return all(part in (int, float) for part in get_args(kind))
-    return _split_optional_type(kind)[0] in VALUE_PARSERS
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
@@ -154,18 +159,11 @@ def parse_source_section(method: Callable[..., object]) -> str:
 
 
 def parse_method_settings(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, object]:
-    """Parse the keyword arguments of a method from texts.
+    """Parse the keyword arguments of a method from ``texts``, the text of each setting by name.
 
-    Args:
-        name: The name of the method, for messages.
-        method: A function of a batch of episodes with keyword-only settings.
-        texts: The text of each setting by name, which may have ``-`` in place of ``_``.
-
-    Returns:
-        The values by the name of the parameter, in the order of the signature.
-
-    Raises:
-        InputError: The method has no such setting, or a value has the wrong type or is out of bounds.
+    Settings may be named with ``-`` in place of ``_``; ``name`` is the method's, for messages. Returns the values by
+    the name of the parameter, in the order of the signature. An InputError is raised if the method has no such setting,
+    or if a value has the wrong type or is out of bounds.
     """
     known = list_method_settings(method)
     texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
@@ -182,7 +180,7 @@ def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:
     """Parse a setting's value for the method ``name``, and check its bounds; raise an InputError if it is invalid."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
-        value = _parse_value(keyword.type, text)
+        value = keyword.parse(text)
     except (KeyError, ValueError, OverflowError):
         default = "" if keyword.default is inspect.Parameter.empty else f" such as {format_setting(keyword.default)}"
         remedy = f"Pass {keyword.value_description}{default}."
@@ -191,19 +189,6 @@ def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:
     if keyword.bound is not None and value is not None and not all(map(keyword.bound.contains, items)):
         constraint = f"have settings within their bounds, {keyword.bound} here"
         raise_input_error("method", constraint, got, "Pass another value.")
-    return value
-
-
-def _parse_value(kind: object, text: str) -> object:
-    """Parse a text as a value of the type ``kind``; raise a KeyError or a ValueError for an invalid text."""
-    if get_origin(kind) is tuple:
-        return tuple(_parse_value(*item) for item in zip(get_args(kind), text.split(","), strict=True))
-    kind, optional = _split_optional_type(kind)
-    if optional and text.lower() == "none":
-        return None
-    value = VALUE_PARSERS[kind][1](text)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("not finite")
     return value
 
 

@@ -35,18 +35,10 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
 
 
 def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the metadata of a checkpoint file.
+    """Read the tensors of a checkpoint file by name, on the CPU, and its metadata; ``argument`` names it in messages.
 
-    Args:
-        argument: The argument that names the file, for messages.
-        path: The file.
-
-    Returns:
-        The tensors by name, on the CPU; and the metadata, including ``version`` (of the format) and ``library`` (the
-        version of this package that wrote the file).
-
-    Raises:
-        InputError: The file does not exist, is truncated, is not a checkpoint, or has another version of the format.
+    The metadata include ``version`` (of the format) and ``library`` (the version of this package that wrote the file).
+    An InputError is raised if the file does not exist, is truncated, is not a checkpoint, or has another version.
     """
     with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -82,16 +74,9 @@ def split_encoder_and_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor
 def load_trained_encoder(path: str | Path, *, dim: int | None = None) -> TrainedEncoder:
     """Load the encoder and the head of a checkpoint, with the weights that were best on the validation classes.
 
-    Args:
-        path: The checkpoint file.
-        dim: The number of input features that the encoder must have; None for any number.
-
-    Returns:
-        The encoder, the head and the settings of training, not yet connected to rows. Both modules are in evaluation
-        mode, on the CPU, without gradients.
-
-    Raises:
-        InputError: As in `read_checkpoint`; or the encoder is for another number of features.
+    They are not yet connected to rows. Both modules are in evaluation mode, on the CPU, without gradients. An
+    InputError is raised as in `read_checkpoint`, or if ``dim`` is given and the encoder takes another number of
+    features.
     """
     tensors, metadata = read_checkpoint("path", path)
     plan = TrainingPlan(**metadata["plan"])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.methods.encoders import InnerLoopSettings, classify_adapted
+from protonet.episodes.methods.encoders import classify_adapted
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
@@ -164,8 +164,17 @@ class AdaptedLearner(MetaLearner):
         support, query = rows[:, :, :n_shot].flatten(1, 2), rows[:, :, n_shot:].flatten(1, 2)
         labels = torch.arange(n_way, device=x.device)
         support_labels = labels.repeat_interleave(n_shot).expand(len(x), -1)
-        inner = InnerLoopSettings(plan.inner_steps, plan.inner_rate, plan.first_order)
-        logits = classify_adapted(encoder, self.head, support, support_labels, query, n_way=n_way, inner=inner)
+        logits = classify_adapted(
+            encoder,
+            self.head,
+            support,
+            support_labels,
+            query,
+            n_way=n_way,
+            steps=plan.inner_steps,
+            rate=plan.inner_rate,
+            first_order=plan.first_order,
+        )
         query_labels = labels.repeat_interleave(rows.shape[2] - n_shot).repeat(len(x))
         return F.cross_entropy(logits.flatten(0, 1), query_labels)[None]
 

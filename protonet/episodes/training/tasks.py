@@ -61,20 +61,20 @@ class SplitSide(NamedTuple):
     feature_stds: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
 
-def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
+def select_split_side(data: Dataset, side: str) -> SplitSide:
     """Select the classes on one side of a data set's split (a name in ``SPLIT_SIDES``), without copying rows.
 
-    An InputError about ``argument`` is raised if there is no split, or if fewer than two of the classes have two rows.
+    An InputError about ``dataset`` is raised if there is no split, or if fewer than two of the classes have two rows.
     """
     if data.sides is None:
-        raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
+        raise_input_error("dataset", "have a split by class", "none", "Pass `split_seed` 0.")
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
     class_ids = torch.tensor(chosen, dtype=torch.int64)
     index = index_classes(data.y).select_classes(class_ids)
     usable = int((index.class_counts > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
-        raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
+        raise_input_error("dataset", f"have at least 2 {side} classes with 2 rows", usable, remedy)
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()

@@ -274,7 +274,7 @@ def run_train(options: argparse.Namespace) -> None:
         if plan.start is not None and stored is None:
             checkpoints.read_checkpoint("start", plan.start)  # raises before the work if the file is missing
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
-        base, validation = (select_split_side("dataset", data, side) for side in ("base", "validation"))
+        base, validation = (select_split_side(data, side) for side in ("base", "validation"))
         dim, n_classes = data.x.shape[1], len(base.class_names)
         backbone = plan.backbone or choose_backbone(plan.dataset, dim)
         if plan.dropblock and backbone != "resnet12":

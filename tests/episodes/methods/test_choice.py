@@ -252,7 +252,7 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
         for key, keyword in keywords.items():
             assert keyword.description, key
             assert keyword.default == parameters[keyword.parameter_name].default
-            if keyword.type not in (bool, str) and key not in UNBOUNDED:
+            if keyword.value_description not in {"true or false", "a word"} and key not in UNBOUNDED:
                 bounds = {str(keyword.bound), "[1, base classes]"}
                 assert any(bound in keyword.description.lower() for bound in bounds), f"{key} of {name}"
         texts = {key: format_setting(keyword.default) for key, keyword in keywords.items()}
@@ -273,7 +273,9 @@ def test_settings_of_a_function_of_the_user() -> None:
     def lost(episodes: Any, *, a: Missing = 1, b: float = 2.0) -> None:  # type: ignore[name-defined]  # noqa: F821
         del episodes, a, b
 
-    assert {name: item.type for name, item in list_method_settings(lost).items()} == {"a": int, "b": float}
+    settings = list_method_settings(lost)
+    assert [item.value_description for item in settings.values()] == ["a whole number", "a number"]
+    assert list(settings) == ["a", "b"]
     texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
     result = parse_method_settings("own", own, texts)
     assert list(result.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]

@@ -18,8 +18,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from protonet.episodes.methods import calibration, linear
-from protonet.episodes.methods.calibration import distribution_calibration
+from protonet.episodes.methods import linear
 from protonet.episodes.methods.common import one_hot
 from protonet.episodes.methods.svm import linear_svm, metaopt_svm
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
@@ -209,8 +208,8 @@ def sampled_rows(episodes: Episodes, monkeypatch: pytest.MonkeyPatch, **settings
         seen.append(rows[:, episodes.support.shape[1] :].unflatten(1, (episodes.n_way, -1)))
         return rows.new_zeros(len(rows), rows.shape[2], target.shape[2]), rows.new_zeros(len(rows), 1, target.shape[2])
 
-    monkeypatch.setattr(calibration, "fit_logistic", spy)
-    distribution_calibration(episodes, **settings)
+    monkeypatch.setattr(linear, "fit_logistic", spy)
+    linear.distribution_calibration(episodes, **settings)
     return seen[0]
 
 
@@ -235,7 +234,7 @@ def test_equal_to_a_slow_loop() -> None:
     """The authors' program gives the same probabilities, but for the random samples."""
     base = make_base()
     episodes, _ = make_episodes(n_episodes=2, n_way=3, shots=(2, 2, 2), base=base)
-    ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
+    ours = linear.distribution_calibration(episodes, n_samples=3000).softmax(dim=2)
     random = np.random.default_rng(0)
     classes = base_classes(base)
     for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
@@ -252,7 +251,7 @@ def test_equal_to_a_slow_loop() -> None:
 def test_no_more_neighbours_than_base_classes() -> None:
     episodes, _ = make_episodes(base=make_base())
     with pytest.raises(ValueError, match="`n_nearest` must be at most the number of base classes"):
-        distribution_calibration(episodes, n_nearest=7)
+        linear.distribution_calibration(episodes, n_nearest=7)
 
 
 module = importlib.import_module("protonet.episodes.methods.adaptive")  # the package has a function of the same name

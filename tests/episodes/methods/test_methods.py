@@ -310,7 +310,7 @@ def shorten(spec: MethodSpec) -> Method:
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
 #: Functions that may copy tensors to the device: random numbers, rows for an encoder, and weights of views.
 SENT = {"linear.linear_finetune", "linear.baseline_pp", "maps.deepemd", "adaptive.adaptive"}
-SENT |= {"calibration._classify_by_calibration", "encoders.augment_support", "batch.gather", "batch.gather_inputs"}
+SENT |= {"linear._classify_by_calibration", "encoders.augment_support", "batch.gather", "batch.gather_inputs"}
 
 
 def make_case(name: str) -> batch.Episodes:

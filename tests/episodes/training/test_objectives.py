@@ -204,7 +204,7 @@ def test_every_trained_weight_changes_the_loss(objective: str) -> None:
 
 
 def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
-    base = select_split_side("data", make_data(dim=run.plan.dim), "base")
+    base = select_split_side(make_data(dim=run.plan.dim), "base")
     return [
         take_training_step(run, run.learner, *draw_training_episodes(base, run.plan, run.step, ProcessGroup()))
         for _ in range(steps)
@@ -219,7 +219,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
 def test_the_losses_equal_slow_loops() -> None:
     run = make_training_run(make_plan(), "cpu")
     assert run.learner.proxies is not None
-    x, targets = draw_training_episodes(select_split_side("data", make_data(), "base"), run.plan, 0, ProcessGroup())
+    x, targets = draw_training_episodes(select_split_side(make_data(), "base"), run.plan, 0, ProcessGroup())
     episodic, cross_entropy = [], []
     for episode, labels in zip(x, targets, strict=True):
         embedded = F.normalize(run.learner.encoder(episode.flatten(0, 1)), dim=1).reshape(4, 5, -1)
@@ -274,7 +274,7 @@ def test_a_run_is_finished_after_its_steps_or_its_patience() -> None:
 def test_a_side_has_only_its_own_classes() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        selected, class_ids = select_split_side("data", data, side), [c for c, name in enumerate(SIDES) if name == side]
+        selected, class_ids = select_split_side(data, side), [c for c, name in enumerate(SIDES) if name == side]
         assert selected.class_names == tuple(data.class_names[c] for c in class_ids)
         assert selected.rows_by_class.class_counts.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
@@ -286,7 +286,7 @@ def test_a_side_has_only_its_own_classes() -> None:
 
 @pytest.mark.parametrize("backbone", ["mlp", "conv"])
 def test_processes_divide_one_batch(backbone: str) -> None:
-    base, plan = select_split_side("data", make_data(), "base"), make_plan(backbone)
+    base, plan = select_split_side(make_data(), "base"), make_plan(backbone)
     x, targets = draw_training_episodes(base, plan, 3, ProcessGroup())
     assert x.shape == (4, 4, 5, 64)
     parts = [draw_training_episodes(base, plan, 3, ProcessGroup(rank, 2)) for rank in range(2)]
@@ -299,7 +299,7 @@ def test_processes_divide_one_batch(backbone: str) -> None:
 
 def test_a_batch_has_base_rows_of_its_classes() -> None:
     data = make_data()
-    base = select_split_side("data", data, "base")
+    base = select_split_side(data, "base")
     names = torch.tensor([data.class_names.index(name) for name in base.class_names])
     x, targets = draw_training_episodes(base._replace(feature_stds=torch.zeros(64)), make_plan(), 0, ProcessGroup())
     for rows, labels in zip(x.flatten(0, 2), names[targets.flatten()], strict=True):
@@ -311,8 +311,8 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
 
 def test_data_without_enough_classes_on_a_side_are_refused() -> None:
     data = make_data()
-    with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass `split_seed` 0\.$"):
-        select_split_side("data", data._replace(sides=None), "base")
+    with pytest.raises(ValueError, match=r"^`dataset` must have a split by class; got none\. Pass `split_seed` 0\.$"):
+        select_split_side(data._replace(sides=None), "base")
     lone = torch.cat([(data.y == c).nonzero()[:1] for c in range(9)]).flatten()  # a row a class
     rows = torch.cat([lone, (data.y == 0).nonzero().flatten()])
     for few, got in (
@@ -320,6 +320,6 @@ def test_data_without_enough_classes_on_a_side_are_refused() -> None:
         (data._replace(sides=("validation", *["base"] * 8)), 1),
         (data._replace(x=data.x[rows], y=data.y[rows], sides=("validation",) * 9), 1),
     ):
-        message = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes [^`]*$"
+        message = rf"^`dataset` must have at least 2 validation classes with 2 rows; got {got}\. Add classes [^`]*$"
         with pytest.raises(ValueError, match=message):
-            select_split_side("data", few, "validation")
+            select_split_side(few, "validation")

@@ -82,7 +82,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     plan = TrainingPlan(**read(path)[1]["plan"])
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_trained_encoder(path).encoder
-    side = tasks.select_split_side("data", make_data(), "validation")
+    side = tasks.select_split_side(make_data(), "validation")
     assert tasks.score_encoder(encoder, nn.Identity(), side, plan, step) == (step, accuracy, half_width)
     line = capsys.readouterr().out
     assert line.startswith(f"{path}: mlp, 10 steps, ")
@@ -154,7 +154,7 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     encoder = make_backbone("conv4", 256, GENERATOR)
     encoder.load_state_dict(select_by_prefix(tensors, training.AVERAGED_PREFIX))
     measured = encoder[2].running_mean
-    base = tasks.select_split_side("data", make_data(dim=256), "base")
+    base = tasks.select_split_side(make_data(dim=256), "base")
     batches = [
         tasks.draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)
     ]  # 48 rows
@@ -275,7 +275,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
-    side = tasks.select_split_side("data", load_source("tiny.npz"), "validation")
+    side = tasks.select_split_side(load_source("tiny.npz"), "validation")
     _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]))
     assert metadata["best"][1] > raw.accuracy + 0.05
 
