@@ -81,8 +81,8 @@ def add_to_class_sums(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, we
     """Add embeddings, times their weights, to the sums of their classes, in place.
 
     Args:
-        sums: (num_classes, dim), changed in place.
-        blocks: The embeddings of n rows, as consecutive blocks (m, dim).
+        sums: (..., num_classes, dim), changed in place.
+        blocks: The embeddings of n rows, as consecutive blocks (..., m, dim).
         labels: (n,) int64, the class of each row.
         weights: (n,). If None, all weights are 1.
 
@@ -91,9 +91,9 @@ def add_to_class_sums(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, we
     """
     first = 0
     for block in blocks:
-        rows = slice(first, first + len(block))
-        sums.index_add_(0, labels[rows], multiply_by_weights(block, None if weights is None else weights[rows]))
-        first += len(block)
+        rows = slice(first, first + block.shape[-2])
+        sums.index_add_(-2, labels[rows], multiply_by_weights(block, None if weights is None else weights[rows]))
+        first = rows.stop
     return sums
 
 

@@ -98,8 +98,8 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    factor, _, losses = _fit_logits(cosines, labels, class_mask, None, weights)
-    return factor, losses
+    factors, _, losses = _fit_logits(cosines[None], labels, class_mask, None, weights)
+    return float(factors), losses[0]
 
 
 def fit_scale_and_offsets(
@@ -127,8 +127,25 @@ def fit_scale_and_offsets(
         al., "Long-tail learning via logit adjustment" (2021).
     """
     frequencies = log_class_frequencies(class_sizes)
-    factor, exponent, losses = _fit_logits(cosines, labels, class_sizes > 0, frequencies, weights, repeats)
-    return factor, None if frequencies is None else exponent * frequencies, losses
+    factors, exponents, losses = _fit_logits(cosines[None], labels, class_sizes > 0, frequencies, weights, repeats)
+    return float(factors), None if frequencies is None else float(exponents) * frequencies, losses[0]
+
+
+def compute_fitted_losses(
+    cosines: Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Compute the log-losses (views, n) float64 of views, each at its own inverse temperature and class offsets.
+
+    Args:
+        cosines: (views, n, num_classes) floating, of held-out rows to the class prototypes.
+        labels: (n,) int64.
+        class_sizes: (num_classes,), as for `fit_scale_and_offsets`.
+        weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
+    """
+    frequencies = log_class_frequencies(class_sizes)
+    blocks = row_slices(len(cosines), cosines[0].numel())
+    parts = (_fit_logits(cosines[views], labels, class_sizes > 0, frequencies, weights)[2] for views in blocks)
+    return torch.cat(list(parts))
 
 
 def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
@@ -143,70 +160,94 @@ def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
 
 def _fit_logits(
     cosines: Tensor, labels: Tensor, mask: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
-) -> tuple[float, float, Tensor]:
-    """Fit logits ``factor * cosines + exponent * frequencies`` by Newton's method; return both, and losses (n,)."""
-    targets = (mask.cumsum(dim=0) - 1)[labels][:, None]
-    true = cosines.gather(1, labels[:, None])[:, 0]
-    weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
-    blocks = [(rows, select_by_class_mask(cosines[rows], mask)) for rows in row_slices(*cosines.shape)]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit logits ``factor * cosines + exponent * frequencies`` by Newton's method, separately for each of some views.
+
+    The cosines are (views, n, num_classes). The results are float64: factors (views,), exponents (views,) and losses
+    (views, n).
+    """
+    n = len(labels)
+    true = cosines.gather(2, labels[None, :, None].expand(len(cosines), n, 1))[:, :, 0]
+    cosines = select_by_class_mask(cosines, mask)
+    targets = (mask.cumsum(dim=0) - 1)[labels][None, :, None].expand(len(cosines), n, 1)
+    weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
+    blocks = list(row_slices(n, len(cosines) * cosines.shape[2]))
     variance = torch.empty_like(true)
-    for rows, block in blocks:
-        variance[rows] = block.var(dim=1, correction=0)
-    spread = float(variance.mean())
+    for rows in blocks:
+        variance[:, rows] = cosines[:, rows].var(dim=2, correction=0)
+    spread = variance.mean(dim=1).double()
     separates = spread >= NEWTON.min_variance
-    if not separates and frequencies is None:
-        return 0.0, 0.0, weights * math.log(max(1, int(mask.sum())))
-    ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * len(cosines))
+    ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * n)
     logs = None if frequencies is None else frequencies[mask].to(cosines.dtype)
-    true_log = 0.0 if frequencies is None else frequencies[labels]
-    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_factor_std**2 * len(cosines))
+    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_factor_std**2 * n)
 
-    def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
-        """Compute the objective, the losses (n,), and moments (5, n), from which its derivatives are computed."""
-        log_p_true, moments = torch.empty_like(true), true.new_zeros(5, len(true))  # parts would fragment the memory
-        for rows, block in blocks:
-            logits = factor * block
-            log_p = (logits if logs is None else logits.add_(exponent * logs)).log_softmax(dim=1)
-            log_p_true[rows] = log_p.gather(1, targets[rows])[:, 0]
-            p = log_p.exp_()
-            moments[0, rows] = (p * block).sum(dim=1)
-            moments[1, rows] = (p * block.square()).sum(dim=1)
+    def evaluate(factor: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the objective (views,), losses (views, n), and the first and second derivatives (5, views)."""
+        losses, derivatives = weights.new_empty(true.shape), weights.new_zeros(5, len(cosines))
+        for rows in blocks:
+            block, row_weights = cosines[:, rows], weights[rows] / n
+            logits = factor.to(block.dtype)[:, None, None] * block
             if logs is not None:
-                moments[2, rows], moments[3, rows] = p @ logs, p @ logs.square()
-                moments[4, rows] = p.mul_(block) @ logs
-        losses = weights * -log_p_true.to(torch.float64)
-        penalty = ridge * factor**2 + prior * (exponent - WEIGHTING.frequency_factor_mean) ** 2
-        return float(losses.mean()) + penalty / 2, losses, moments
+                logits += exponent.to(block.dtype)[:, None, None] * logs
+            log_p = logits.log_softmax(dim=2)
+            losses[:, rows] = log_p.gather(2, targets[:, rows])[:, :, 0].double() * -weights[rows]
+            p = log_p.exp_()
+            product = p * block
+            mean = product.sum(dim=2)
+            moments = [mean - true[:, rows], (product * block).sum(dim=2) - mean.square()]
+            if logs is not None and frequencies is not None:
+                log_mean = p @ logs
+                moments += [log_mean - frequencies[labels[rows]], p @ logs.square() - log_mean.square()]
+                moments += [product @ logs - mean * log_mean]
+            derivatives[: len(moments)] += torch.stack(moments).double() @ row_weights
+        excess = exponent - WEIGHTING.frequency_factor_mean
+        derivatives += torch.stack([ridge * factor, ridge, prior * excess, excess * 0 + prior, excess * 0])
+        return losses.mean(dim=1) + (ridge * factor**2 + prior * excess**2) / 2, losses, derivatives
 
-    factor = 1 / math.sqrt(spread) if separates else 0.0
-    exponent = 0.0 if logs is None else WEIGHTING.frequency_factor_mean
-    value, losses, moments = evaluate(factor, exponent)
+    factor = torch.where(separates, spread.clamp_min(NEWTON.min_variance).rsqrt(), 0.0)
+    exponent = torch.full_like(factor, 0.0 if logs is None else WEIGHTING.frequency_factor_mean)
+    value, losses, derivatives = evaluate(factor, exponent)
+    done = torch.zeros_like(separates)
     for _ in range(NEWTON.max_steps):
-        mean, square, log_mean, log_square, product = moments
-        slope = float((weights * (mean - true)).mean()) + ridge * factor
-        curvature = float((weights * (square - mean.square())).mean()) + ridge
-        step, log_step = slope / max(curvature, NEWTON.min_variance) * separates, 0.0
-        if logs is not None:
-            log_slope = float((weights * (log_mean - true_log)).mean())
-            log_slope += prior * (exponent - WEIGHTING.frequency_factor_mean)
-            log_curvature = float((weights * (log_square - log_mean.square())).mean()) + prior
-            mixed = float((weights * (product - mean * log_mean)).mean()) * separates
-            rest = log_curvature - mixed**2 / max(curvature, NEWTON.min_variance)  # with the best factor
-            log_step = (log_slope - mixed * step) / max(rest, NEWTON.min_variance)
-            step -= mixed * log_step / max(curvature, NEWTON.min_variance)
-            if step >= factor:  # the factor stays at 0, or becomes 0: the best exponent there
-                step, log_step = factor, (log_slope - mixed * factor) / max(log_curvature, NEWTON.min_variance)
+        step, log_step, expected_drop = _newton_step(derivatives, factor, separates, logs is not None)
+        near = expected_drop < NEWTON.loss_tolerance  # take the whole step: rounding errors could hide the decrease
+        start, pending = (factor, exponent, value), ~done
         for shrink in NEWTON.step_fractions:
-            trial = max(0.0, factor - shrink * step), exponent - shrink * log_step
-            trial_value, *trial_results = evaluate(*trial)
-            if trial_value < value:
+            trial = (start[0] - shrink * step).clamp_min(0.0), start[1] - shrink * log_step
+            trial_value, trial_losses, trial_derivatives = evaluate(*trial)
+            taken = pending & (near | (trial_value < start[2]))
+            factor, exponent = torch.where(taken, trial[0], factor), torch.where(taken, trial[1], exponent)
+            value, losses = torch.where(taken, trial_value, value), torch.where(taken[:, None], trial_losses, losses)
+            derivatives = torch.where(taken, trial_derivatives, derivatives)
+            pending = pending & ~taken
+            if not bool(pending.any()):
                 break
-        drop = value - trial_value
-        if drop > 0:
-            (factor, exponent), value, (losses, moments) = trial, trial_value, trial_results
-        if drop < NEWTON.loss_tolerance:
+        done = done | near | pending
+        if bool(done.all()):
             break
     return factor, exponent, losses
+
+
+def _newton_step(
+    derivatives: Tensor, factor: Tensor, separates: Tensor, has_exponent: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute steps of factors and exponents, which are subtracted, and expected drops of the objective, all (views,).
+
+    The derivatives are (5, views). A step keeps its factor >= 0.
+    """
+    slope, curvature, log_slope, log_curvature, mixed = derivatives
+    curvature = curvature.clamp_min(NEWTON.min_variance)
+    step = slope / curvature * separates
+    if not has_exponent:
+        return step, torch.zeros_like(step), slope * step / 2
+    mixed = mixed * separates
+    rest = log_curvature - mixed.square() / curvature  # with the best factor
+    log_step = (log_slope - mixed * step) / rest.clamp_min(NEWTON.min_variance)
+    step = step - mixed * log_step / curvature
+    alone = (log_slope - mixed * factor) / log_curvature.clamp_min(NEWTON.min_variance)
+    ends = step >= factor  # the factor stays at 0, or becomes 0: the best exponent there
+    step, log_step = torch.where(ends, factor, step), torch.where(ends, alone, log_step)
+    return step, log_step, (slope * step + log_slope * log_step) / 2
 
 
 def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet._validation import check_int, check_number
 from protonet.losses import MAX_CHUNK_ROWS, multiply_by_weights
 from protonet.selection.folds import Fold
-from protonet.selection.scoring import fit_scale_and_offsets, is_worse_by_one_error, row_slices
+from protonet.selection.scoring import compute_fitted_losses, is_worse_by_one_error, row_slices
 from protonet.views.view import InputMap, TrainingRows, View, ViewSpec
 
 #: Minimum width of the output of an MLP, if there are at least 16 classes. Rows of fewer features are zero-padded.
@@ -197,13 +197,14 @@ class CandidateEvaluator:
         return Candidate(spec, cosines, self.compute_losses(cosines), flops)
 
     def compute_losses(self, cosines: Tensor) -> Tensor:
-        """Compute the log-losses (n,) of cosines (n, num_classes) of the first n held-out rows.
+        """Compute the log-losses (..., n) of cosines (..., n, num_classes) of the first n held-out rows.
 
-        The temperature and the class offsets are fitted to the same rows.
+        The temperature and the class offsets are fitted to the same rows, for each leading index separately.
         """
-        n = len(cosines)
+        *shape, n, num_classes = cosines.shape
         weights = None if self.weights is None else self.weights[:n]
-        return fit_scale_and_offsets(cosines, self.labels[:n], self.sizes, weights)[2]
+        views = cosines.reshape(-1, n, num_classes)
+        return compute_fitted_losses(views, self.labels[:n], self.sizes, weights).view(*shape, n)
 
     def should_prune(self, cosines: Tensor, *, expected_loss_ratio: float = 1.0) -> bool:
         """Test whether cosines (n, num_classes) of the first n held-out rows are so bad that the evaluation should end.

@@ -256,8 +256,8 @@ def _rank_by_log_loss(evaluator: CandidateEvaluator, cosines: Tensor) -> list[in
     """Compute the indices of settings in the order of increasing log-loss, from cosines (settings, n, num_classes)."""
     if len(cosines) == 1:
         return [0]
-    losses = [float(evaluator.compute_losses(setting).mean()) for setting in cosines]
-    return sorted(range(len(losses)), key=lambda index: losses[index])
+    ranking: list[int] = evaluator.compute_losses(cosines).mean(dim=1).argsort(stable=True).tolist()
+    return ranking
 
 
 @dataclass(frozen=True)
@@ -399,8 +399,8 @@ class _KernelRegression:
         reduced.distances, reduced.query_distances = self.distances[:, selected], self.query_distances[:, selected]
         return reduced
 
-    def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-        """Fit at a bandwidth: the kernel matrix (n, units) float64, and coefficients (units, classes) of each penalty.
+    def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """Fit at a bandwidth: the kernel matrix (n, units) and coefficients (ridges, units, classes), both float64.
 
         If every row is a unit, weights of squared errors are equivalent to a ridge penalty for each row, divided by its
         weight.
@@ -413,12 +413,9 @@ class _KernelRegression:
         else:
             gram, penalty = kernel, torch.diag(1 / self.weights[self.unit_index, 0])
             right = self._class_indicators(torch.arange(len(kernel), device=kernel.device))
-        readouts = []
-        for ridge in ridges:
-            factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
-            usable = not bool(failed) and bool(torch.isfinite(factor).all())
-            readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
-        return kernel, readouts
+        factors, failed = torch.linalg.cholesky_ex(gram + gram.new_tensor(ridges)[:, None, None] * penalty)
+        usable = (failed == 0) & factors.isfinite().all(dim=2).all(dim=1)
+        return kernel, torch.where(usable[:, None, None], torch.cholesky_solve(right, factors), 0.0)
 
     def _class_indicators(self, rows: Tensor) -> Tensor:
         """Compute the centred class indicators (m, num_classes) of the rows with these indices (m,)."""
@@ -432,15 +429,11 @@ class _KernelRegression:
 
     def cosines(self, bandwidth: float, ridges: Sequence[float]) -> Tensor:
         """Compute cosines (ridges, m, num_classes) float32 of the m queries to class prototypes, on the CPU."""
-        shape = (len(ridges), len(self.query_distances), self.num_classes)
-        cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies
-        counts = torch.bincount(self.labels, self.row_weights, minlength=self.num_classes).clamp_min(1).double()
         kernel, readouts = self.solve(bandwidth, ridges)
+        blocks = (F.normalize(rows @ readouts, dim=2) for rows in kernel[:n].split(MAX_CHUNK_ROWS))
+        sums = readouts.new_zeros(len(ridges), self.num_classes, self.num_classes)
+        prototypes = F.normalize(add_to_class_sums(sums, blocks, self.labels, self.row_weights), dim=2)
         query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
-        for index, readout in enumerate(readouts):
-            blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(MAX_CHUNK_ROWS))
-            sums = add_to_class_sums(readout.new_zeros(counts.shape * 2), blocks, self.labels, self.row_weights)
-            means = sums / counts[:, None]
-            cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
-        return cosines.cpu()
+        cosines = F.normalize(query_kernel @ readouts, dim=2) @ prototypes.transpose(1, 2)
+        return cosines.to("cpu", torch.float32)

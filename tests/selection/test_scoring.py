@@ -104,6 +104,27 @@ def test_many_cosines_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.nn.functional.cross_entropy(other * cosines[:, seen], labels) > losses.mean()
 
 
+@pytest.mark.parametrize("sizes", [[10.0, 10.0, 10.0, 10.0], [4.0, 8.0, 18.0, 10.0]])
+@given(seed=seeds)
+def test_neither_the_order_of_rows_nor_other_views_change_a_fit(sizes: list[float], seed: int) -> None:
+    """Near the minimum, rounding errors hide whether a step decreases the loss, and must not decide about it."""
+    generator = torch.Generator().manual_seed(seed)
+    labels, class_sizes = torch.arange(4).repeat_interleave(10), torch.tensor(sizes, dtype=torch.float64)
+    views = torch.rand(6, 40, 4, generator=generator)
+    views[:, torch.arange(40), labels] += torch.linspace(-0.2, 1.0, 6)[:, None]
+    views[0] = 0.5
+    together = scoring.compute_fitted_losses(views, labels, class_sizes)
+    order = torch.randperm(40, generator=generator)
+    for view, losses in zip(views, together, strict=True):
+        factor, offsets, alone = scoring.fit_scale_and_offsets(view, labels, class_sizes)
+        other_factor, other_offsets, _ = scoring.fit_scale_and_offsets(view[order], labels[order], class_sizes)
+        torch.testing.assert_close(losses, alone, rtol=1e-5, atol=1e-6)
+        assert other_factor == pytest.approx(factor, rel=1e-5, abs=1e-5)
+        assert (offsets is None) == (len(set(sizes)) == 1)
+        if offsets is not None and other_offsets is not None:
+            torch.testing.assert_close(other_offsets, offsets, rtol=1e-5, atol=1e-5)
+
+
 def test_a_class_without_samples_gets_no_probability() -> None:
     cosines, labels = torch.zeros(4, 3), torch.tensor([0, 2, 0, 2])
     _, losses = scoring.fit_temperature(cosines, labels, torch.tensor([True, False, True]))

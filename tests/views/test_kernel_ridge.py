@@ -201,7 +201,7 @@ def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPa
 
     def record(
         regression: kernel_ridge._KernelRegression, bandwidth: float, ridges: Sequence[float]
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         solved.append(bandwidth)
         return solve(regression, bandwidth, ridges)
 
