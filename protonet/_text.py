@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 #: Control characters that a terminal may interpret; tabs and line breaks are not among them.
@@ -41,6 +42,11 @@ def escape_formula(cell: str) -> str:
 def unescape_formula(cell: str) -> str:
     """Remove the apostrophe that `escape_formula` added; escaped control characters stay escaped."""
     return cell[1:] if cell[:1] == "'" and _SPREADSHEET_FORMULA.match(cell) else cell
+
+
+def normalize_column_name(name: str) -> str:
+    """Write white space in the name of a column as single spaces, and letters in Unicode's form NFC."""
+    return unicodedata.normalize("NFC", " ".join(name.split()))
 
 
 def plural(n: int, noun: str) -> str:

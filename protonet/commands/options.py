@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from protonet._text import normalize_column_name
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
@@ -64,8 +65,8 @@ def option(
     return field(default=default, metadata=extra | settings)
 
 
-#: Declare an option that names columns. White space around names is removed, as from the names in files.
-column_option = partial(option, type=str.strip)
+#: Declare an option that names columns, which are normalized as the names in files are.
+column_option = partial(option, type=normalize_column_name)
 
 
 def get_option_name(field: Field[Any]) -> str:

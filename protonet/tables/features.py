@@ -99,13 +99,14 @@ def fit_features(
     dropped = tuple(name for name in inferred if name not in fitted)
     reasons: dict[str, list[str]] = {}
     for name in dropped:
-        hint = f" (if it holds pictures: `column_type` {name}=picture)" if _are_picture_paths(cells[name]) else ""
-        reasons.setdefault(inferred[name].drop_reason + hint, []).append(to_printable(name))
+        reasons.setdefault(inferred[name].drop_reason, []).append(to_printable(name))
     numeric = _select_numeric_columns(inferred)
     notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.has_semicolons and decimal is None)
     notes += describe_mixed_percentages(cells, numeric)
     notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *column_types}})
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    paths = [name for name in cells if name not in column_types and _are_picture_paths(cells[name])]
+    notes += [f"warning: {name} names pictures, which are not read; `column_type` {name}=picture" for name in paths]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
     notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.format_install_hint(modality))]
     if not fitted:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._text import escape_control_chars, shorten_list, unescape_formula
+from protonet._text import escape_control_chars, normalize_column_name, shorten_list, unescape_formula
 from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import delimited
@@ -158,7 +158,7 @@ def open_csv(
     """Open a file of delimited text as a table; the arguments are those of `open_table_source`."""
     notes: list[str] = []
     lines = delimited.read_delimited_rows(path, notes, names=names, text_column=text_column, has_header=has_header)
-    header = [" ".join(cell.split()) for cell in next(lines, (0, []))[1]]
+    header = list(map(normalize_column_name, next(lines, (0, []))[1]))
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
@@ -275,7 +275,7 @@ def open_parquet(path: Path) -> TableSource:
             yield TableChunk(columns, range(start, start + len(batch)))
             start += len(batch)
 
-    names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
+    names = ["" if re.fullmatch(r"__index_level_\d+__", name) else normalize_column_name(name) for name in header]
     return TableSource(header=names, n_columns=len(header), read_chunks=read_chunks, n_rows=file.metadata.num_rows)
 
 
@@ -364,9 +364,13 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
+    sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
+    if rows and rows[0] in rows[1:]:
+        got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}{sheet_note}"
+        raise_input_error("path", "hold one table", got, "Save each table in its own sheet.")
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
-    header = [" ".join(_excel_cell_to_text(cells[0]).split()) for cells in transposed]
+    header = [normalize_column_name(_excel_cell_to_text(cells[0])) for cells in transposed]
     valid = ([cell if _has_valid_value(cell) else None for cell in cells[1:]] for cells in transposed)
     columns = list(map(convert_excel_column, valid))
 
@@ -376,7 +380,6 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
             positions = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # Excel counts from 1
             yield TableChunk([columns[index][start : start + step] for index in indices], positions)
 
-    sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
     return TableSource(
         header=header,
         n_columns=width,

@@ -39,8 +39,8 @@ MIN_NUMBER_MAGNITUDE = 1e-30
 class NumericConversion(NamedTuple):
     """The conversion of a table's numbers to the formats that a model was fitted to."""
 
-    #: For the index of each column to convert: the number format of the table, and that to which the model was fitted.
-    column_formats: Mapping[int, tuple[str, str]] = {}
+    #: For the index of each column to convert: the number format of the table, and the column that was fitted.
+    column_formats: Mapping[int, tuple[str, Numeric]] = {}
     notes: tuple[str, ...] = ()  #: Notes for the user.
 
     def convert_block(self, block: RowBlock) -> RowBlock:
@@ -161,13 +161,13 @@ def detect_numeric_conversion(
         prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
         order = DECIMAL_MARK_FORMATS[::-1] if prefer_comma else DECIMAL_MARK_FORMATS
         table_format = min(order, key=lambda candidate: _log10_distance_to_training(texts.values(), candidate))
-    formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
+    formats, examples = dict[int, tuple[str, Numeric]](), dict[str, str]()
     for index, (column, cells) in texts.items():
         column_format = table_format or column.format
         if table_format is None and len(separators[index]) == 1:
             (column_format,) = separators[index]
-        if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column.format)), ""):
-            formats[index] = column_format, column.format
+        if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column)), ""):
+            formats[index] = column_format, column
             examples[table.column_name(index)] = f"{cell!r} is {parsing.parse_numeric(cell, column_format):.10g}"
     if not formats:
         return NumericConversion()
@@ -182,10 +182,10 @@ def _list_distinct_cells(cells: np.ndarray) -> list[str]:
     return list(dict.fromkeys(cells.tolist()))
 
 
-def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> bool:
-    """Test whether a cell is a number in one format, but another number, or none, in the fitted format."""
-    value = parsing.parse_numeric(cell, numeric_format)
-    return math.isfinite(value) and value != parsing.parse_numeric(cell, fitted_format)
+def _is_read_differently(cell: str, numeric_format: str, fitted: Numeric) -> bool:
+    """Test whether a cell is a number in one format and the fitted unit, but not the same number to the column."""
+    value = parsing.parse_numeric(cell, numeric_format, fitted.unit or None)
+    return math.isfinite(value) and value != parsing.parse_numeric(cell, fitted.format)
 
 
 def _log10_distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
@@ -200,11 +200,11 @@ def _log10_distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], nume
     return sum(distances) / len(distances) if distances else math.inf
 
 
-def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
-    """Rewrite the numbers among text cells (n,) from one format to the fitted format; other cells and units stay."""
+def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted: Numeric) -> np.ndarray:
+    """Rewrite the numbers among text cells (n,) from one format to that of the column; other cells and units stay."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
-        if _is_read_differently(cell, numeric_format, fitted_format):
+        if _is_read_differently(cell, numeric_format, fitted):
             text, unit = repr(parsing.parse_numeric(cell, numeric_format)), split_unit(cell)[1]
-            converted[cell] = f"{text.replace('.', ',') if fitted_format == 'comma' else text} {unit}".rstrip()
+            converted[cell] = f"{text.replace('.', ',') if fitted.format == 'comma' else text} {unit}".rstrip()
     return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)

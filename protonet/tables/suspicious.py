@@ -270,7 +270,7 @@ def explain_leakage(column: np.ndarray, labels: np.ndarray) -> str:
     if len(counts) == n_classes and counts.min() > 1 and _separates_classes(column, labels, n_classes):
         return "has one value for each class"
     sorted_by_class = distinct_integers and _separates_classes(column, labels, n_classes)
-    return "has distinct integers that are sorted by class" if sorted_by_class else ""
+    return "has distinct values that are sorted by class" if sorted_by_class else ""
 
 
 def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:

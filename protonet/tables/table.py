@@ -263,6 +263,9 @@ def _select_columns(file: Path, source: formats.TableSource, spec: ReadSpec) -> 
         given = f"{format_names([spec.label_column])}, and {path} has {format_names([name for name in header if name])}"
         remedy = hint + (suggestion or "Name the column of the classes.")
         raise_input_error("label", "name a column of the table", given, remedy)
+    if spec.label_column in (spec.columns or ()):
+        got = to_printable(spec.label_column)
+        raise_input_error("label", "name another column than the features", got, "Name the column of the classes.")
     for name, argument in spec.extra_columns.items():
         if argument != "path":
             _check_user_columns(argument, [name], path, header)

@@ -277,8 +277,12 @@ def test_columns_and_files_that_fit_cannot_use_are_explained(tmp_path: Path, run
         (tmp_path / f"{row}.png").write_bytes(b"")
     table = write_lines(tmp_path / "t.csv", lines)
     output = run("fit", table, *FAST, quiet=False)
-    assert "(if it holds pictures: --column-type photo=picture)" in output
+    assert "warning: photo names pictures, which are not read; --column-type photo=picture" in output
     assert "no model will be written" in run.notes
+    (tmp_path / "a b").mkdir()
+    lines = [line.replace(str(tmp_path), f"{tmp_path}/a b/..") for line in lines]  # paths with spaces are texts
+    leaking = write_lines(tmp_path / "leaking.csv", lines)
+    assert "--column-type photo=picture" in run("fit", leaking, *FAST)
     assert "Did you mean w?" in run("fit", table, *FAST, "--column-type", "W=number", code=2)
     (tmp_path / "empty.csv").write_bytes(b"")
     assert "empty.csv, which is empty" in run("fit", tmp_path / "empty.csv", *FAST, code=2)

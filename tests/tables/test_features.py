@@ -279,6 +279,7 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
     table, block = make_numeric([["2,5 m", "1.310,5 cm", "3,5m"]])
     rewritten = detect_numeric_conversion(table, block, Encoding((metres,))).convert_block(block)
     assert metres.comparable_values(rewritten.columns[0]).tolist() == [2.5, metres.median, 3.5]
+    assert rewritten.columns[0][1] == "1.310,5 cm"  # errors quote the cell of the file
 
 
 def test_decimal_separators() -> None:

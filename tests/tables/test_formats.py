@@ -360,6 +360,7 @@ def write_excel(path: Path) -> None:
 
 
 def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
     write_excel(tmp_path / "x.xlsx")
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
     source = open_table_source(tmp_path / "x.xlsx")
@@ -387,6 +388,12 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         open_table_source(tmp_path / "x.xlsx", sheet="mroe")
     with pytest.raises(InputError, match=r"^`sheet` must come with an Excel workbook"):
         open_table_source(Path("x.csv"), sheet="no")
+    book = openpyxl.Workbook()
+    for row in (["n", "kind"], [1, "p"], [None], ["n", "kind"], [2, "q"]):
+        book.active.append(row)
+    book.save(tmp_path / "twice.xlsx")
+    with pytest.raises(InputError, match=r"hold one table; got the header again in row 4 of "):
+        open_table_source(tmp_path / "twice.xlsx")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
         ("bad.xlsx", "`path` must be an Excel workbook that can be read; got .*Bad"),

@@ -162,7 +162,7 @@ def test_leakage_is_detected() -> None:
         (RNG.normal(size=30), SORTED, ""),
         (ROWS // 7, SORTED, ""),
         (np.tile([7.0, 2.0, 5.0], 10), ALTERNATING, "has one value for each class"),
-        (np.tile([0, 1e3, 2e3], 10) + 31 * (ROWS // 3), ALTERNATING, "has distinct integers that are sorted by class"),
+        (np.tile([0, 1e3, 2e3], 10) + 31 * (ROWS // 3), ALTERNATING, "has distinct values that are sorted by class"),
         (np.ones(30), SORTED, ""),
         (ROWS, np.repeat(["a"], 30), ""),
     ]

@@ -100,6 +100,10 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
             InputError, match=rf"^`path` must have the model's columns; got .*table\.csv without {missing}"
         ):
             open_table(write(tmp_path, header), spec)
+    umlauts = ReadSpec(label_column="kind", columns=("Gr\u00f6\u00dfe",))
+    assert read_table(write(tmp_path, "Gro\u0308\u00dfe,kind\n1,x\n"), umlauts)[0].columns == umlauts.columns
+    with pytest.raises(InputError, match=r"^`label` must name another column than the features; got a\."):
+        open_table(write(tmp_path, "a,b\n1,2\n"), replace(spec, label_column="a"))
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
     assert read_table(path, optional_labels)[1].labels.tolist() == []
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[1, 2]]]

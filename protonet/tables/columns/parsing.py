@@ -12,13 +12,13 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import islice, product
 
 import numpy as np
 
 from protonet._text import join_digit_groups
-from protonet.tables.columns.units import OPEN_INTERVAL_WORDS, detect_unit, split_unit
+from protonet.tables.columns.units import OPEN_INTERVAL_WORDS, detect_unit, normalize_date, split_unit
 from protonet.tables.delimited import COMMA_NUMBER_PATTERN, MISSING_TEXTS, POINT_GROUPED_DIGITS, POINT_NUMBER_PATTERN
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
@@ -49,10 +49,11 @@ _TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
 _TRAILING_MINUS = re.compile(r"^([\d.,]*[.,]\d+)-$")  # 5.00- of accounts; marks in school such as 2- are no numbers
 _ZERO_PADDED = re.compile(r"0\d+")
 _INTERVAL = re.compile(
-    r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
+    r"(?:(?P<below><=?|≤|under|below|up to|less than|unter|bis)"
+    r"|(?P<above>>=?|≥|over|above|from|more than|at least|über|ab))?\s*"
     r"(?P<low>\d+(?:[.,]\d+)*(?:e\d+)?)"
-    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*(?:e\d+)?))?"
-    rf"\s*(?P<open>\+|plus|(?:and|or) (?:{'|'.join(sorted(OPEN_INTERVAL_WORDS - {'plus'}))}))?",
+    r"(?:\s*(?:-|–|—|to|\.\.+|and|bis)\s*(?P<high>\d+(?:[.,]\d+)*(?:e\d+)?))?"
+    rf"\s*(?P<open>\+|plus|(?:[^\W\d_]+ )?(?:and|or|und|oder) (?:{'|'.join(sorted(OPEN_INTERVAL_WORDS - {'plus'}))}))?",
     re.IGNORECASE,
 )
 # 37:02:11, 9:16 (minutes and seconds), 1 day, 13:02:11 (Python), -1 days +23:00:00 (pandas), PT37H2M11S (ISO 8601).
@@ -76,18 +77,15 @@ _WORD_DURATION = re.compile(
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
-_UTC_NAME = re.compile(r"\s(?:GMT|UTC)$")
-_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}[.,]?\s+(?=.*\d)", re.IGNORECASE)  # before a date
-_TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 #: Formats of days that name the same day to everybody. They are read beside every other format.
 _UNAMBIGUOUS_DAY_FORMATS = (
     *("iso", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d.%m.%y", "%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%d. %b %Y"),
-    *("%d. %B %Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y"),
+    *("%d %b %Y", "%b %d %Y", "%b %d, %Y"),
 )
 _DAY_FORMATS = (
     *("%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y"),
-    *(*_UNAMBIGUOUS_DAY_FORMATS[1:], "%b %Y", "%B %Y", "%Y-%m", "%m/%Y"),
+    *(*_UNAMBIGUOUS_DAY_FORMATS[1:], "%b %Y", "%Y-%m", "%m/%Y"),
 )
 #: Format of dates such as 20240306, which is only used beside other date formats: digits alone are numbers.
 COMPACT_DATE_FORMAT = "%Y%m%d"
@@ -410,18 +408,12 @@ def parse_date(cell: str, date_format: str) -> float:
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
-        moment = datetime.strptime(_reorder_date(cell), date_format)
+        moment = datetime.strptime(normalize_date(cell), date_format)
     except (ValueError, OverflowError):
         is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02
         return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan
     epoch = datetime(1900, 1, 1) if date_format in _TIME_FORMATS else datetime(1970, 1, 1)
     return (moment - epoch).total_seconds() / SECONDS_PER_DAY
-
-
-@lru_cache(maxsize=2 * N_PROBED_CELLS)
-def _reorder_date(cell: str) -> str:
-    """Remove the weekday and "GMT" from a date, and move a time behind it; cached, as cells are parsed repeatedly."""
-    return _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", _UTC_NAME.sub("", cell), count=1))
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:

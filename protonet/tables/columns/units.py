@@ -1,4 +1,8 @@
-"""Separate numbers from their units, currencies and signs of approximation; write words such as "million" as digits."""
+"""Simplify cells before they are parsed.
+
+Numbers are separated from units, currencies and signs of approximation. Words such as "million" become digits, and
+names of months those that `datetime.strptime` reads.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 #: Matches currencies that may stand before a number or after it.
 CURRENCIES = re.compile(
@@ -24,7 +29,7 @@ UNIT_WORDS = re.compile(
     "pound|ounce|gallon|dollar|euro|cent|degree|percent"
 )
 #: The last words of open intervals, which are no units.
-OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above", "up", "higher", "older", "plus"})
+OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above", "up", "higher", "older", "plus", "mehr", "älter", "höher"})
 #: Words for powers of ten after a number, and the exponent of each.
 _POWERS_OF_TEN = {
     **{"thousand": 3, "lakh": 5, "million": 6, "mio": 6, "mln": 6, "crore": 7},
@@ -48,6 +53,24 @@ _CURRENCY = re.compile(r"(?P<sign>[-+−(]?)(?P<unit>[^\W\d_]+\$?)\.?\s*(?=[-+�
 _APPROXIMATE = re.compile(r"^(?:[~≈≤≥]|[<>]=?|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
 _NON_NUMERIC_SYMBOL = re.compile(r"[^\w\s.,+-]")
 _FOOTNOTE_MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # also the end of 5.- and 5/-
+
+# Parts of dates that are not read: weekdays, "th" of 5th, the comma before a time, time zones of GMT, German "Uhr".
+_DATE_NOISE = re.compile(
+    r"\b(?:mo|tu|di|we|mi|th|do|fr|sa|su|so|lundi|mardi|mercredi|jeudi|vendredi)[a-z]{0,8}[.,]?\s+(?=.*\d)"
+    r"|(?<=\d)(?:st|nd|rd|th|er)\b|,(?=\s\d\d?:\d\d)|\s(?:GMT|UTC|Uhr)$",
+    re.IGNORECASE,
+)
+#: Names of months in English, German and French, in lower case; the first one of each month is that of ``%b``.
+_MONTHS = (
+    *("jan january januar jänner janv janvier", "feb february februar févr février", "mar march mär märz mrz mars"),
+    *("apr april avr avril", "may mai", "jun june juni juin", "jul july juli juil juillet", "aug august août"),
+    *("sep sept september septembre", "oct october okt oktober octobre", "nov november novembre"),
+    "dec december dez dezember déc décembre",
+)
+_MONTH_ABBREVIATIONS = {name: names.split()[0] for names in _MONTHS for name in names.split()}
+_MONTH = re.compile(rf"\b({'|'.join(_MONTH_ABBREVIATIONS)})\b\.?", re.IGNORECASE)
+_UNSPACED_HALF_DAY = re.compile(r"(?<=\d)(?=[AP]M\b)", re.IGNORECASE)
+_TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
 
 
 def split_unit(cell: str) -> tuple[str, str]:
@@ -105,3 +128,14 @@ def detect_unit(cells: Iterable[str]) -> str:
             units[unit] += 1
     del units[""]
     return max(units, key=lambda unit: units[unit], default="")
+
+
+@lru_cache(maxsize=256)
+def normalize_date(cell: str) -> str:
+    """Write a date as `datetime.strptime` reads it; cached, as cells are parsed repeatedly.
+
+    Weekdays and the like are removed, months become English abbreviations, and a time is moved behind the date.
+    """
+    cell = _UNSPACED_HALF_DAY.sub(" ", _DATE_NOISE.sub("", cell))
+    cell = _MONTH.sub(lambda month: _MONTH_ABBREVIATIONS[month[1].lower()], cell)
+    return _TIME_BEFORE_DATE.sub(r"\2 \1", cell)

@@ -63,7 +63,7 @@ def test_inferred_types() -> None:
         (cycle("1-", "2", "2-", "3"), "category: 1-, 2, 2-, 3"),
         *(
             (objects(day.item().strftime(cell_format) for day in DAYS), f"date as {cell_format}, in week, year")
-            for cell_format in ("%d. %B %Y", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%b %d, %Y")
+            for cell_format in ("%d. %b %Y", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%b %d, %Y")
         ),
         (objects(day.item().strftime("%Y-%m") for day in DAYS), "date as %Y-%m, in year"),
         (objects(["7 lb", *(f"{value}kg" for value in range(N - 1))]), "number, as 1,234.5, in kg, 1.7 % missing"),

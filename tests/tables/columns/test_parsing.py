@@ -170,7 +170,10 @@ class TestIntervals:
 
     def test_formats_and_columns(self) -> None:
         cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "more than 10": 10}
-        cases |= dict.fromkeys(["65+", "65 and over", "65 or older", "65 plus", "$65 and up"], 65)
+        cases |= dict.fromkeys(
+            ["65+", "65 and over", "65 or older", "65 plus", "$65 and up", "65 years and older", "65 und älter"], 65
+        )
+        cases |= {"über 64 Jahre": 64, "18 bis 29 Jahre": 23.5}
         cases |= {"$10K - $50K": 3e4, "$5-10K": 7500, "500-1K €": 750, "1-2 million": 1.5e6, "$1,000-2,000K": 1.5e6}
         cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
         parsed = parse_numeric_column(objects(*cases), "interval")
@@ -228,6 +231,13 @@ class TestDates:
         days = (expected.replace(tzinfo=None) - offset - EPOCH) / DAY
         assert parse_date(cell, "iso") == pytest.approx(days, abs=1e-7, rel=1e-12)
 
+    def test_names_of_months(self) -> None:
+        cells = ["1. März 2020", "1er mars 2020", "March 1st, 2020", "Mar. 1, 2020", "1 MÄR 2020"]
+        assert parse_dates(objects(*cells), "iso").tolist() == [(datetime(2020, 3, 1) - EPOCH) / DAY] * len(cells)
+        assert infer_date_format(["20. Februar 2020", "3. Dezember 2021", "7. Okt. 2019"]) == "%d. %b %Y"
+        assert infer_date_format(["décembre 2020", "août 2021", "May 2020"]) == "%b %Y"
+        assert not infer_date_format(["Marker 3 2020", "Mayor 4 2020"])
+
     def test_arrays_and_other_text(self) -> None:
         for cell in ["2020", "2020-1-2", "2020-13-01", "2020-02-30", "2020-01-01T25:00", "20200101", "x"]:
             assert math.isnan(parse_date(cell, "iso")), cell
@@ -247,8 +257,11 @@ class TestDates:
             (["2020-01-02T10:00Z", "2021-12-31T11:00Z"], "iso"),
             (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # the first of two that match
             (["3/4/2020", "25/6/2020"], "%d/%m/%Y"),
-            (["Monday, January 5, 2015", "Tue, January 6, 2015"], "%B %d, %Y"),
+            (["Monday, January 5, 2015", "Tue, January 6, 2015"], "%b %d, %Y"),
             (["Thu 5/3/2020", "Sun 25/6/2020"], "%d/%m/%Y"),
+            (["Di, 5.3.2020", "Donnerstag, 25.6.2020"], "%d.%m.%Y"),
+            (["3/14/2020, 2:30 PM", "3/4/2020, 11:01am"], "%m/%d/%Y %I:%M %p"),
+            (["14:30 Uhr", "00:10 Uhr"], "%H:%M"),
             (["08:15:52 12 Feb 2020", "23:01:02 1 Mar 2020"], "%d %b %Y %H:%M:%S"),
             (["Wed, 31 Jan 2024 12:23:00 GMT", "Thu, 1 Feb 2024 12:23:01 GMT"], "%d %b %Y %H:%M:%S"),
             (["Mon", "Friday"], ""),
