@@ -42,18 +42,18 @@ def list_files(name: str) -> list[Path]:
 
 
 @cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def list_nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
 
 
 def list_docstrings(path: Path) -> Iterator[str]:
-    for node in ast.walk(parse(path)):
+    for node in list_nodes(path):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield ast.get_docstring(node) or ""
 
 
 def list_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(parse(path)):
+    for node in list_nodes(path):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -73,7 +73,7 @@ def test_names_in_docstrings_exist() -> None:
     known = {*dir(builtins), *dir(str), *dir(list)}
     for path in [file for folder in ("protonet", "analysis", "tests") for file in list_files(folder)]:
         known.update(path.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(parse(path)):
+        for node in list_nodes(path):
             names = [getattr(node, key, None) for key in ("id", "attr", "name", "arg", "module", "value")]
             words = (name for name in names if isinstance(name, str) and " " not in name)
             known.update(part for word in words for part in re.findall(r"\w+", word))
@@ -106,7 +106,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun(folder: str) -> None:
 def test_public_classes_and_constants_are_defined_once() -> None:
     homes: dict[str, set[str]] = defaultdict(set)
     for path in list_files("protonet"):
-        for node in parse(path).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = {item.id for target in targets if target for item in ast.walk(target) if isinstance(item, ast.Name)}
             names |= {node.name} if isinstance(node, ast.ClassDef) else set()

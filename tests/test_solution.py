@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -112,28 +111,6 @@ def test_limits_of_an_archive() -> None:
         pack.check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
 
 
-def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path: Path) -> None:
-    sources = {
-        "__init__.py": '"""A package."""\n\nfrom made.a import double\n\n__all__ = ["double"]\n',
-        "a.py": '"""A module."""\n\nimport math\n\nfrom made.b import (\n    FACTOR,\n)\n\n\ndef double(x):\n'
-        '    """A docstring."""\n    return math.floor(FACTOR * x)\n',
-        "b.py": "from __future__ import annotations\n\nimport math\nfrom typing import Any, Final\n\n# A comment.\n"
-        "FACTOR: Final[Any] = math.sqrt(4)\n",
-    }
-    (tmp_path / "made").mkdir()
-    for name, source in sources.items():
-        (tmp_path / "made" / name).write_text(source)
-    joined = pack.join_package_modules("made", tmp_path)
-    assert joined == (
-        '"""A package.\n"""\n\nfrom __future__ import annotations\n\nfrom typing import Any\nfrom typing import Final\n'
-        "import math\n\n\n# A comment.\nFACTOR: Final[Any] = math.sqrt(4)\n\n\ndef double(x):\n"
-        '    """A docstring."""\n    return math.floor(FACTOR * x)\n\n\n__all__ = ["double"]\n'
-    )
-    names: dict[str, Any] = {}
-    exec(joined, names)
-    assert names["double"](3) == 6
-
-
 def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pack.main(["-o", str(tmp_path / "new" / "folder")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -173,10 +150,10 @@ def sample_tiny() -> Split:
     return sample_family("isotropic", seed=7, n_train=8, n_val=1, n_test=20, num_classes=8, dim=16)
 
 
-def score(module: ModuleType, split: Split, metadata: dict[str, float] | None) -> float:
+def score(module: ModuleType, split: Split) -> float:
     pairs = ((split.train_x, split.train_y), (split.val_x, split.val_y))
     loaders = [DataLoader(TensorDataset(x, y), batch_size=5) for x, y in pairs]
-    network = module.Solution().solve(*loaders, metadata)
+    network = module.Solution().solve(*loaders)
     assert isinstance(network, torch.nn.Module)
     return float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
 
@@ -198,8 +175,7 @@ def import_system() -> Iterator[None]:
 def test_the_repository_imports_the_repository_library() -> None:
     module = import_solution(SOURCE)
     assert module._library is protonet
-    for metadata in ({"param_limit": 300.0}, None):
-        assert score(module, sample_tiny(), metadata) > 0.8
+    assert score(module, sample_tiny()) > 0.8
 
 
 @pytest.mark.usefixtures("import_system")

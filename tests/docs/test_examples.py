@@ -93,12 +93,11 @@ def test_the_examples_of_the_readme_print_what_it_shows(
     score, fitted, episodic, loss = (block.text for block in blocks if block.language == "text")
     exec(estimator.text, {})
     assert is_same(score, capsys.readouterr().out)
-    shutil.copy(ROOT / "examples/wine/train.csv", "train.csv")
-    fit, episode = (shlex.split(command)[3:] for command in read_commands("README.md") if "-m protonet" in command)
-    assert library.main(fit) == 0
-    printed = "".join(capsys.readouterr().out.splitlines(keepends=True)[: len(fitted.splitlines())])
-    assert is_same(fitted, printed)
-    assert episodes.main(episode) == 0
+    fit, episode = (command for command in read_commands("README.md") if "-m protonet" in command)
+    first_model = "docs/start/first-model.md"  # a page whose commands run in another test
+    assert fit in read_commands(first_model)
+    assert any(block.text.startswith(fitted) for block in read_blocks(first_model))
+    assert episodes.main(shlex.split(episode)[3:]) == 0
     assert episodic in capsys.readouterr().out
     exec(optimizer.text, {})
     assert capsys.readouterr().out == loss

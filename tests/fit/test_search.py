@@ -75,7 +75,7 @@ def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> Non
 
 
 def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None:
-    choice = select_for("correlated", classes=16, dim=32)
+    choice = select_for("correlated", classes=16, dim=32, search=replace(LITTLE, n_folds=5))
     whitened = [weight for spec, weight in choice.views if LinearSpec("whitened") in {spec, spec.source}]
     assert sum(whitened) > 0.5
     assert choice.losses["whitened"] < choice.losses["raw"]
@@ -137,7 +137,7 @@ def test_families_of_a_search_are_replaced_and_removed() -> None:
 def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
     x, y = blobs(0, classes=2, rows=20)
     x = torch.cat([x, torch.full((len(x), 1), 40.0)], dim=1)  # all rows have nearly the same direction
-    choice = select_views(scale_rows(x, y, 2), plan_encoder(x.shape[1], 2, 1000))
+    choice = select_views(scale_rows(x, y, 2), plan_encoder(x.shape[1], 2, 1000), search=EFFORTS["fast"])
     weights = {spec.name: weight for spec, weight in choice.views}
     assert set(choice.influences) == set(weights)
     assert sum(choice.influences.values()) == pytest.approx(1)

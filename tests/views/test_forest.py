@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
@@ -43,6 +43,7 @@ def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
     return votes
 
 
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_votes_equal_a_slow_walk_down_the_trees(seed: int) -> None:
     x, y = blobs(seed, rows=3, noise=2.0)
