@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protonet.episodes.evaluation.dataset import evaluate_dataset
     from protonet.episodes.evaluation.evaluate import evaluate
     from protonet.episodes.evaluation.report import format_evaluation, format_report, summarize
+    from protonet.episodes.evaluation.run import evaluate_dataset
     from protonet.episodes.evaluation.statistics import Evaluation
     from protonet.episodes.features.sources import load_source
     from protonet.episodes.methods.choice import choose_methods
@@ -47,7 +47,7 @@ _EPISODES_EXPORTS = {
     "SearchSpace": "episodes.methods.keywords",
     "choose_methods": "episodes.methods.choice",
     "evaluate": "episodes.evaluation.evaluate",
-    "evaluate_dataset": "episodes.evaluation.dataset",
+    "evaluate_dataset": "episodes.evaluation.run",
     "format_evaluation": "episodes.evaluation.report",
     "format_report": "episodes.evaluation.report",
     "index_classes": "sampling",

@@ -18,11 +18,10 @@ from protonet._io import write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation import report, statistics
 from protonet.episodes.evaluation.prepare import EvaluationPlan
-from protonet.episodes.evaluation.several import run_suite
+from protonet.episodes.evaluation.several import make_episode_config, run_suite
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_method_grid
 from protonet.episodes.methods.keywords import parse_source_section
-from protonet.episodes.samplers.options import make_episode_config
 from protonet.ui.text import format_table
 
 
