@@ -28,13 +28,20 @@ from protonet.errors import install_command, raise_input_error
 from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
+from protonet.fit.training_set import ClassNameRows
 from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import compute_column_statistics
-from protonet.tables.features import describe_left_out_rows, encode_block, fit_features, split_uninformative_rows
+from protonet.tables.features import (
+    TableFeatures,
+    describe_left_out_rows,
+    encode_block,
+    fit_features,
+    split_uninformative_rows,
+)
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
@@ -164,7 +171,6 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     The result also holds the cells of the feature columns if ``keep_cells``, which only the report shows.
     """
     table, block = rows.table, rows.labelled_block
-    keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
     selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
     selection = selection._replace(use_word_features=not rows.is_fully_unlabelled)
@@ -172,58 +178,30 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         table,
         block,
         rows.column_types,
-        keep_hint=keep,
+        keep_hint="--columns keeps it" if options.columns is None else None,
         groups=rows.groups,
         selection=selection,
         decimal=options.decimal_mark,
     )
     encoding, columns = encoded.encoding, encoded.columns
-    extra = [name for name in (options.group, options.id) if name is not None]
     features = torch.from_numpy(np.ascontiguousarray(encoded.x))
     labels = torch.from_numpy(rows.labels)
-    unlabelled, unlabelled_positions, left_out = None, list[int](), list[int]()
-    if rows.unlabelled_block is not None:
-        used = rows.unlabelled_block._replace(columns=_select_column_cells(table, rows.unlabelled_block, columns))
-        used, left_out = split_uninformative_rows(used, encoding)
-        if used.positions:
-            x = encode_block(replace(table, columns=columns), used, encoding)
-            unlabelled, unlabelled_positions = torch.from_numpy(np.ascontiguousarray(x)), list(used.positions)
-    elif rows.is_fully_unlabelled:
-        unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
+    unlabelled, unlabelled_positions, left_out = _encode_unlabelled_rows(rows, encoded)
+    if rows.is_fully_unlabelled:
+        features, unlabelled, unlabelled_positions = features[:0], features, block.positions
     names = embed_class_names(encoding, rows.classes, features, labels, rows.descriptions)
     if rows.is_fully_unlabelled and names is None:
         raise_missing_labels(encoding, rows.classes)
-    known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
-    lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
-    notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
-    notes += describe_left_out_rows(left_out, table.position_format)
-    if lost:
-        notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
-    uninformative_counts, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
-    ids = None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist()
     cells = _select_column_cells(table, block, columns)
     labelled = [column[: len(labels)] for column in cells]
+    empty = np.zeros(len(labels), bool)
     if encoding is not None and len(labels):
         empty = encoding.is_uninformative(labelled)
-        uninformative_counts = np.bincount(rows.labels[empty], minlength=len(rows.classes))
-        if empty.any():
-            notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
-    positions = block.positions[: len(labels)]
-    informative = np.flatnonzero(~empty).tolist()
-    given = [rows.classes[rows.labels[row]] for row in informative]
-    locations = [table.position_format.format(positions[row]) for row in informative]
-    notes += warn_contradictory_labels(features.numpy()[informative], given, locations)
-    missing_texts = None if options.missing_values is None else options.missing_values.split(",")
-    dropped = [*extra, *options.drop, *table.unused_columns, *encoded.dropped_columns]
-    counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
-    metadata: JsonDict = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
-    metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
-    metadata |= {"position_format": table.position_format}
-    metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
-    metadata |= {"seen": compute_column_statistics(cells, encoding, counts)}
-    metadata |= {"uninformative": uninformative_counts.tolist()} if uninformative_counts.any() else {}
-    metadata |= {} if missing_texts is None else {"missing_values": missing_texts}
-    metadata |= {} if names is None else {"named": names.to_dict(rows.classes)}
+    notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
+    notes += describe_left_out_rows(left_out, table.position_format)
+    notes += _warn_about_rows(rows, features.numpy(), names, empty)
+    extra = [name for name in (options.group, options.id) if name is not None]
+    missing_texts = options.missing_values
     return EncodedTable(
         x=features,
         y=labels,
@@ -233,11 +211,11 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         weights=balanced_class_weights(labels) if options.balanced else None,
         groups=None if rows.groups is None else torch.from_numpy(rows.groups),
         class_name_rows=names,
-        metadata=metadata,
-        positions=positions,
+        metadata=_make_metadata(options, rows, encoded, cells, names, empty),
+        positions=block.positions[: len(labels)],
         position_format=table.position_format,
         row_indices=block.row_indices[: len(labels)],
-        row_ids=ids,
+        row_ids=None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist(),
         group_names=rows.group_names.tolist(),
         notes=notes,
         missing_counts=[int(is_missing(column).sum()) for column in labelled],
@@ -245,8 +223,79 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         unlabelled=unlabelled,
         unlabelled_positions=unlabelled_positions,
         has_group_columns=bool(encoded.group_columns),
-        missing_texts=MISSING_TEXTS if missing_texts is None else parse_missing_texts(missing_texts),
+        missing_texts=MISSING_TEXTS if missing_texts is None else parse_missing_texts(missing_texts.split(",")),
     )
+
+
+def _encode_unlabelled_rows(
+    rows: TableRows, encoded: TableFeatures
+) -> tuple[Tensor | None, Sequence[int], Sequence[int]]:
+    """Encode the unlabelled rows of the table of ``fit`` beside its labelled ones.
+
+    Returns the features (m, dim), None without such rows, the position of each of these rows in the file, and the
+    positions of the rows that are left out since they have no information.
+    """
+    if rows.unlabelled_block is None:
+        return None, (), ()
+    cells = _select_column_cells(rows.table, rows.unlabelled_block, encoded.columns)
+    block, left_out = split_uninformative_rows(rows.unlabelled_block._replace(columns=cells), encoded.encoding)
+    if not block.positions:
+        return None, (), left_out
+    x = encode_block(replace(rows.table, columns=encoded.columns), block, encoded.encoding)
+    return torch.from_numpy(np.ascontiguousarray(x)), block.positions, left_out
+
+
+def _warn_about_rows(rows: TableRows, x: np.ndarray, names: ClassNameRows | None, empty: np.ndarray) -> list[str]:
+    """Describe classes without rows or informative names, rows without information, and contradictory labels.
+
+    ``x`` (n, dim) are the features of the labelled rows; ``empty`` (n,) bool marks those without information.
+    """
+    known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
+    lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
+    notes = []
+    if lost:
+        notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
+    if empty.any():
+        notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
+    informative = np.flatnonzero(~empty).tolist()
+    given = [rows.classes[rows.labels[row]] for row in informative]
+    locations = [rows.table.position_format.format(rows.labelled_block.positions[row]) for row in informative]
+    return notes + warn_contradictory_labels(x[informative], given, locations)
+
+
+def _make_metadata(
+    options: FitOptions,
+    rows: TableRows,
+    encoded: TableFeatures,
+    cells: Sequence[np.ndarray],
+    names: ClassNameRows | None,
+    empty: np.ndarray,
+) -> JsonDict:
+    """Make the metadata of the model file: options, numbers of rows per class, and statistics of the columns."""
+    counts, empty_counts = (
+        np.bincount(labels, minlength=len(rows.classes)).tolist() for labels in (rows.labels, rows.labels[empty])
+    )
+    extra = [name for name in (options.group, options.id) if name is not None]
+    metadata: JsonDict = {
+        "label": options.label or "label",
+        "effort": options.effort,
+        "seed": options.seed,
+        "samples": counts,
+        "group": options.group,
+        "id": options.id,
+        "left_out": [*extra, *options.drop, *rows.table.unused_columns, *encoded.dropped_columns],
+        "position_format": rows.table.position_format,
+        "time_limit": options.time_limit,
+        "balanced": options.balanced or None,
+        "seen": compute_column_statistics(cells, encoded.encoding, counts),
+    }
+    if any(empty_counts):
+        metadata["uninformative"] = empty_counts
+    if options.missing_values is not None:
+        metadata["missing_values"] = options.missing_values.split(",")
+    if names is not None:
+        metadata["named"] = names.to_dict(rows.classes)
+    return metadata
 
 
 def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
@@ -275,56 +324,75 @@ def read_table_to_label(
     unless the options of ``page`` set them. The table need not have the column ``label``; if all rows have a label,
     the function raises an InputError unless ``allow_labelled``.
     """
-    path, page = options.table, options if isinstance(options, PageOptions) else None
-    notes = list[str]()
-    if model is None:
-        dropped, group = ((), None) if page is None else (tuple(page.drop), page.group)
-        spec = ReadSpec(label_column=label, ignored_columns=dropped, allow_unlabelled=True, are_columns_from_user=True)
-        extra = {} if group is None else {group: "group"}
-        table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=extra))
-        labels, positions = block.labels, list(block.positions)
-        # One class for all: no column is then dropped as a copy of the label.
-        block = block._replace(labels=np.zeros(len(block.positions), np.int64))
-        types = get_column_types(path, parse_column_types(() if page is None else page.column_type))
-        selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
-        features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
-        x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
-        uninformative_mask = np.zeros(len(x), bool)
-        if encoding is not None:
-            uninformative_mask = encoding.is_uninformative(_select_column_cells(table, block, columns))
-        if uninformative_mask.any():
-            notes.append(f"{plural(int(uninformative_mask.sum()), 'row')} without information: all cells are missing")
-        likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
-        if likely:
-            notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
-    else:
-        encoding, columns, column_notes = model.encoding, model.columns, ()
-        spec = replace(make_read_spec(options, model.new_row_spec, label), allow_unlabelled=True)
-        table = model.open_table(path, spec)
-        positions, parts = list[int](), []
-        for block in table.blocks:
-            positions += block.positions
-            assert block.uninformative_mask is not None  # open_table marks them
-            parts.append((model.encode(table, block), block.labels, block.uninformative_mask))
-        x, labels, uninformative_mask = map(np.concatenate, zip(*parts, strict=True))
-    known = labels != "" if len(labels) else np.zeros(len(x), bool)
-    if (known | uninformative_mask).all() and not allow_labelled:
-        reason = f"a label in {to_printable(label)}{'' if known.all() else ' or no information'}"
-        got = f"{reason} in each of {plural(len(x), 'row')}"
+    rows = _fit_table_to_label(options, label) if model is None else _encode_table_to_label(options, model, label)
+    n, known = len(rows.x), rows.has_label
+    if bool((known | rows.uninformative_mask).all()) and not allow_labelled:
+        reason = f"a label in {to_printable(label)}{'' if bool(known.all()) else ' or no information'}"
+        got = f"{reason} in each of {plural(n, 'row')}"
         raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
-    if known.any() and not allow_labelled:
-        rows = plural(int(known.sum()), "row")
-        notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
-    table.notes.extend(notes)
+    if bool(known.any()) and not allow_labelled:
+        labelled = plural(int(known.sum()), "row")
+        rows.table.notes.append(f"{labelled} already labelled in {to_printable(label)}: not suggested")
+    return rows
+
+
+def _fit_table_to_label(options: SuggestOptions | PageOptions, label: str) -> TableToLabel:
+    """Read a table to label without a model: infer its column types, unless the options of ``page`` set them."""
+    spec = ReadSpec(label_column=label, allow_unlabelled=True, are_columns_from_user=True)
+    spec, column_types = make_read_spec(options, spec), {}
+    if isinstance(options, PageOptions):
+        extra = {} if options.group is None else {options.group: "group"}
+        spec = replace(spec, ignored_columns=tuple(options.drop), extra_columns=extra)
+        column_types = parse_column_types(options.column_type)
+    table, block = read_table(options.table, spec)
+    types = get_column_types(options.table, column_types)
+    selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
+    # One class for all: no column is then dropped as a copy of the label.
+    one_class = block._replace(labels=np.zeros(len(block.positions), np.int64))
+    features = fit_features(table, one_class, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
+    n = len(features.x)
+    uninformative_mask = np.zeros(n, bool)
+    if features.encoding is not None:
+        cells = _select_column_cells(table, block, features.columns)
+        uninformative_mask = features.encoding.is_uninformative(cells)
+    if uninformative_mask.any():
+        rows = plural(int(uninformative_mask.sum()), "row")
+        table.notes.append(f"{rows} without information: all cells are missing")
+    likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(block.labels)]
+    if likely:
+        table.notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     return TableToLabel(
-        x=torch.from_numpy(np.ascontiguousarray(x)),
+        x=torch.from_numpy(np.ascontiguousarray(features.x)),
         table=table,
-        has_label=torch.from_numpy(known),
-        encoding=encoding,
-        columns=columns,
-        notes=column_notes,
+        has_label=torch.from_numpy(block.labels != "") if len(block.labels) else torch.zeros(n, dtype=torch.bool),
+        encoding=features.encoding,
+        columns=features.columns,
+        notes=tuple(features.notes),
+        positions=list(block.positions),
+        labels=list(map(str, block.labels)),
+        uninformative_mask=torch.from_numpy(uninformative_mask),
+    )
+
+
+def _encode_table_to_label(options: SuggestOptions | PageOptions, model: TablePipeline, label: str) -> TableToLabel:
+    """Read a table to label with the columns and the encoding of a model."""
+    spec = replace(make_read_spec(options, model.new_row_spec, label), allow_unlabelled=True)
+    table = model.open_table(options.table, spec)
+    positions, labels, parts = list[int](), list[str](), []
+    for block in table.blocks:
+        positions += block.positions
+        labels += map(str, block.labels)
+        assert block.uninformative_mask is not None  # open_table marks them
+        parts.append((model.encode(table, block), block.uninformative_mask))
+    x, uninformative_mask = map(np.concatenate, zip(*parts, strict=True))
+    return TableToLabel(
+        x=torch.from_numpy(x),
+        table=table,
+        has_label=torch.tensor([name != "" for name in labels] or [False] * len(x)),
+        encoding=model.encoding,
+        columns=model.columns,
         positions=positions,
-        labels=list(map(str, labels)),
+        labels=labels,
         uninformative_mask=torch.from_numpy(uninformative_mask),
     )
 
