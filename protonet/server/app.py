@@ -62,7 +62,7 @@ TOKEN_FREE_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/hea
 #: Error messages that replace those of Starlette, by HTTP status.
 STATUS_MESSAGES = {
     400: "`Host` must be a name of this server, or one of --allowed-hosts.",
-    404: "There is no such path: /docs lists those that there are.",
+    404: "There is no such path.",
     405: "This path takes another method.",
 }
 #: Matches values of the header ``X-Request-Id`` that are accepted from clients.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._text import escape_control_chars, normalize_column_name, shorten_list, unescape_formula
+from protonet._text import escape_control_chars, normalize_column_name, plural, shorten_list, unescape_formula
 from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import delimited
@@ -30,6 +30,9 @@ DELIMITED_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIX
 TABLE_SUFFIXES = (*DELIMITED_SUFFIXES, ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.
 DEFAULT_ROW_FORMAT = "row {} (counted from 0)"
+#: Match the column, the first and the last row of a merged cell in the XML of a sheet, and a formula without a value.
+_MERGED_CELL = re.compile(rb'mergeCell ref="([A-Z]{1,3})(\d{1,7}):[A-Z]+(\d{1,7})"')
+_FORMULA_WITHOUT_VALUE = re.compile(rb"</f>(?:<v ?/>|<v></v>)?</c>")
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 
@@ -336,10 +339,16 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
             book = load_workbook(file, read_only=True, data_only=True)
             sheets = {worksheet.title: worksheet for worksheet in book.worksheets}
             title = next(iter(sheets)) if sheet is None else sheet
-            lines: list[tuple[object, ...]] = []
+            lines: list[Sequence[object]] = []
+            notes: list[str] = []
             if title in sheets:
                 sheets[title].reset_dimensions()  # some programs write wrong ones
                 lines = list(sheets[title].iter_rows(values_only=True))
+                with sheets[title]._get_source() as source:  # openpyxl reads merged cells with all styles only: slow
+                    xml = source.read()
+                notes += fill_merged_cells(lines, xml)
+                if n_formulas := len(_FORMULA_WITHOUT_VALUE.findall(xml)):
+                    notes.append(f"{plural(n_formulas, 'formula')} without a value: save the workbook in a spreadsheet")
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except (*ARRAY_READ_ERRORS, AttributeError, AssertionError, InvalidFileException, StopIteration) as error:
@@ -356,7 +365,6 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = delimited.locate_header(sample, names)
     first, end = (filled[header_index], filled[-1] + 1) if filled else (0, 0)
-    notes: list[str] = []
     if len(sheets) > 1:
         others = ", ".join(repr(name) for name in sheets if name != title)
         notes.append(f"sheet {title!r} of {len(sheets)}; `sheet` names another one: {others}")
@@ -389,6 +397,21 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         n_rows=max(0, len(rows) - 1),
         sheet_note=sheet_note,
     )
+
+
+def fill_merged_cells(lines: list[Sequence[object]], xml: bytes) -> list[str]:
+    """Copy the value of each merged cell in the ``xml`` of a sheet to all of its ``lines``; return a list of a note."""
+    from openpyxl.utils import column_index_from_string  # noqa: PLC0415 - optional
+
+    n_filled = 0
+    for letters, first, last in _MERGED_CELL.findall(xml):
+        column, rows = column_index_from_string(letters.decode()) - 1, range(int(first), min(int(last), len(lines)))
+        value = lines[rows.start - 1][column : column + 1] if rows else ()
+        for row in rows if any(map(_has_content, value)) else ():
+            before = [*lines[row][:column], *[None] * (column - len(lines[row]))]
+            lines[row] = [*before, *value, *lines[row][column + 1 :]]
+            n_filled += 1
+    return [f"{plural(n_filled, 'cell')} filled from merged cells above"] * (n_filled > 0)
 
 
 def closest_match(name: str, candidates: Sequence[str]) -> str | None:

@@ -394,6 +394,19 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book.save(tmp_path / "twice.xlsx")
     with pytest.raises(InputError, match=r"hold one table; got the header again in row 4 of "):
         open_table_source(tmp_path / "twice.xlsx")
+    book = openpyxl.Workbook()
+    table: list[list[object]] = [["A title"], ["kind", "n", "twice"], ["p", 1, "=2*B3"], [None, 2, "=2*B4"]]
+    for line in [*table, [], ["q", 4], [None, 5]]:
+        book.active.append(line)
+    for cells in ("A1:C1", "A3:A5", "A6:A7"):
+        book.active.merge_cells(cells)
+    book.save(tmp_path / "merged.xlsx")
+    source = open_table_source(tmp_path / "merged.xlsx")
+    assert read(source, 0)[0] == [["p", "p", "p", "q", "q"]]
+    assert source.notes[:2] == [
+        "3 cells filled from merged cells above",
+        "2 formulas without a value: save the workbook in a spreadsheet",
+    ]
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
         ("bad.xlsx", "`path` must be an Excel workbook that can be read; got .*Bad"),
