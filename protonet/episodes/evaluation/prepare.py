@@ -193,13 +193,9 @@ class DatasetRows(NamedTuple):
     trained: TrainedEncoder | None = None
 
     def select_classes(self, index: ClassIndex) -> RowPool:
-        """Make a `RowPool` of the rows of some classes, from which episodes are drawn.
-
-        ``index`` has the rows of each class in the data set. Each pool has its own reader, because a method may use
-        rows of two pools at a time.
-        """
-        take = make_row_reader(self.x) if self.read_rows is None else self.read_rows
-        return RowPool(self.x, take, index._replace(row_indices=self.row_positions[index.row_indices]), index)
+        """Make a `RowPool` of some classes, from which episodes are drawn; ``index`` has their rows in the data set."""
+        read_rows = self.read_rows or make_row_reader(self.x)
+        return RowPool(self.x, read_rows, index._replace(row_indices=self.row_positions[index.row_indices]), index)
 
     def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
@@ -384,8 +380,7 @@ def _load_rows(
         if data.has_float_array_in_memory:
             return DatasetRows(data.x.to(device), positions)
         return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
-    take = make_row_reader(data.x) if data.has_float_array_in_memory else data.get_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
-    trained = trained._replace(take=lambda rows: take(used[rows]))
-    return DatasetRows(embed_rows_in_batches(trained.encoder, take, used), positions, trained=trained)
+    trained = trained._replace(take=lambda rows: data.get_rows(used[rows]))
+    return DatasetRows(embed_rows_in_batches(trained.encoder, data.get_rows, used), positions, trained=trained)

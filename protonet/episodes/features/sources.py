@@ -143,7 +143,7 @@ def load_class_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tens
         raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     class_ids = torch.tensor([data.class_names.index(name) for name in names])
-    texts_of = (data.get_rows(rows).clone() for rows in list_class_rows(index.select_classes(class_ids)))
+    texts_of = (data.get_rows(rows) for rows in list_class_rows(index.select_classes(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 

@@ -26,9 +26,6 @@ from protonet.episodes.samplers.sampler import (
 )
 from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
-#: Factors on an episode's four sizes, whose sum of products is one int64 that identifies the sizes. The sizes are the
-#: numbers of classes, of support rows, of queries without open classes, and of all queries.
-EPISODE_SIZE_HASH_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
 ROWS_PER_CHUNK = 8192  #: Number of rows that are summed or hashed at a time.
 
 
@@ -185,12 +182,10 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
     support_labels = labels.repeat_interleave(sampled.support_ids.shape[2], dim=1)
     query_labels = F.pad(labels.repeat_interleave(max_query, dim=1), (0, n_open_queries), value=-1)
     query_shots = F.pad(shots.repeat_interleave(max_query, dim=1), (0, n_open_queries))
-    counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (sampled.query_ids >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
-    sizes = torch.stack(counts, dim=1)  # (episodes, 4)
-    _, kinds = torch.unique(sizes @ EPISODE_SIZE_HASH_FACTORS, return_inverse=True)  # far faster than unique rows
-    for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
+    counts = (query >= 0).sum(dim=1), (sampled.query_ids >= 0).sum(dim=(1, 2)), shots.sum(dim=1), (shots > 0).sum(dim=1)
+    sizes, kinds = torch.stack(counts, dim=1).unique(dim=0, return_inverse=True)  # (kinds, 4), (episodes,)
+    for kind, (n_query, _, n_support, n_way) in enumerate(sizes.tolist()):
         positions = (kinds == kind).nonzero().flatten()
-        n_way, n_support, _, n_query = sizes[positions[0]].tolist()
         unlabelled = sampled.unlabelled_ids[positions].flatten(1)  # equally many, as the number of classes is equal
         support_slots = _list_filled_slots(support[positions], n_support)
         query_slots = _list_filled_slots(query[positions], n_query)
@@ -208,26 +203,12 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
 
 def _list_filled_slots(rows: Tensor, count: int) -> Tensor:
     """List the positions (episodes, count) of the ``count`` entries of ``rows`` (episodes, slots) that are filled."""
-    if count == rows.shape[1]:
-        return torch.arange(count).expand(len(rows), -1)
     return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)
 
 
 def make_row_reader(x: Tensor) -> RowReader:
-    """Create a function that maps row indices (k,) to the rows (k, dim) of ``x`` (n, dim).
-
-    For speed, each call overwrites the rows that the previous call returned.
-    """
-    memory = x.new_empty(0)
-
-    def take(rows: Tensor) -> Tensor:
-        nonlocal memory
-        size = len(rows) * x.shape[1]
-        if size > len(memory):
-            memory = x.new_empty(size)
-        return torch.index_select(x, 0, rows.to(x.device), out=memory[:size].view(len(rows), x.shape[1]))
-
-    return take
+    """Create a function that copies the rows (k, dim) of ``x`` (n, dim) that have the indices (k,), on its device."""
+    return lambda rows: x.index_select(0, rows.to(x.device))
 
 
 class ClassTextEmbeddings(NamedTuple):

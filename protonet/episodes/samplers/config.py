@@ -227,7 +227,7 @@ class GeneralizedSampler(Sampler):
             index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.rows_by_class, pool.rows_by_class), (base.dataset_rows, pool.dataset_rows))
         )
-        x = pool.read_rows(known.row_indices).clone()
+        x = pool.read_rows(known.row_indices)
         x[known.class_starts[: len(means)].to(x.device)] = means.to(x.dtype)
         by_class = known._replace(row_indices=torch.arange(len(x)))
         return replace(self, n_base_classes=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)

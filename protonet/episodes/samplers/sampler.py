@@ -17,8 +17,8 @@ from torch import Tensor
 
 from protonet.sampling import ClassIndex, list_class_rows
 
-#: A function from row indices (k,) int64, on any device, to features (k, dim) of any floating dtype. The next call may
-#: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
+#: A function from row indices (k,) int64, on any device, to a copy of features (k, dim) of any floating dtype. Methods
+#: compute on the device of the features; episodes are drawn on the CPU.
 RowReader = Callable[[Tensor], Tensor]
 EMPTY_SLOT = -1  #: The row index in empty slots of `SampledEpisodes`.
 EPISODES_PER_COUNT_BATCH = 256  #: Number of episodes that `Sampler.count_classes_and_queries` samples at a time.
