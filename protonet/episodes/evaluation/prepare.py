@@ -14,7 +14,6 @@ from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.evaluate import get_process_device
 from protonet.episodes.features.sources import (
-    NORMALIZATION_BATCH_SIZE,
     is_same_source,
     load_base_dataset,
     load_class_texts,
@@ -185,17 +184,17 @@ class PreparedEvaluation:
 class DatasetRows(NamedTuple):
     """Rows of a data set: all rows with their own features, or some rows embedded by an encoder."""
 
-    x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read_rows`` copies them there.
+    x: Tensor  #: (n, dim), the rows before normalisation, in memory or memory-mapped.
     row_positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
-    read_rows: RowReader | None = None  #: Reads rows of a memory-mapped ``x`` by index; None if ``x`` is in memory.
+    read_rows: RowReader  #: Copies normalised rows of ``x`` by index to the device of the evaluation.
     #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
     #: ``x``.
     trained: TrainedEncoder | None = None
 
     def select_classes(self, index: ClassIndex) -> RowPool:
         """Make a `RowPool` of some classes, from which episodes are drawn; ``index`` has their rows in the data set."""
-        read_rows = self.read_rows or make_row_reader(self.x)
-        return RowPool(self.x, read_rows, index._replace(row_indices=self.row_positions[index.row_indices]), index)
+        rows_by_class = index._replace(row_indices=self.row_positions[index.row_indices])
+        return RowPool(self.x, self.read_rows, rows_by_class, index)
 
     def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
@@ -203,12 +202,9 @@ class DatasetRows(NamedTuple):
         return summarize_base_classes(pool.read_rows, pool.rows_by_class)
 
     def normalize(self, kind: str, mean: Tensor | None) -> DatasetRows:
-        """Return the rows normalised by `normalize_rows`, at once or, if they are memory-mapped, when they are read."""
+        """Return rows that are normalised by `normalize_rows` when they are read."""
         if kind == "none":
             return self
-        if self.read_rows is None:
-            blocks = self.x.split(NORMALIZATION_BATCH_SIZE)
-            return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in blocks]))
         read = self.read_rows
         return self._replace(read_rows=lambda rows: normalize_rows(read(rows), kind, mean))
 
@@ -375,12 +371,14 @@ def _load_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> DatasetRows:
     """Load rows of a data set on a device: all rows or, with an encoder, embeddings of the classes ``class_ids``."""
-    if trained is None:  # memory-mapped rows are copied when they are read
+    if trained is None:
         positions = torch.arange(len(data.x))
         if data.has_float_array_in_memory:
-            return DatasetRows(data.x.to(device), positions)
+            x = data.x.to(device)
+            return DatasetRows(x, positions, make_row_reader(x))
         return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: data.get_rows(used[rows]))
-    return DatasetRows(embed_rows_in_batches(trained.encoder, data.get_rows, used), positions, trained=trained)
+    x = embed_rows_in_batches(trained.encoder, data.get_rows, used)
+    return DatasetRows(x, positions, make_row_reader(x), trained)

@@ -35,7 +35,6 @@ SYNTHETIC_DATASET_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
 GREY_IMAGE_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
 FOLDER_IMAGE_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
 MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
-NORMALIZATION_BATCH_SIZE = 8192  #: Rows that are normalised at a time.
 #: Images of each character per font face, each distorted by another random map: at least 24 images per class.
 GLYPH_COPIES = 3
 
