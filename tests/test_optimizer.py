@@ -328,9 +328,7 @@ def test_rows_of_an_embedding_that_are_seldom_seen_take_shorter_steps() -> None:
 
 
 @pytest.mark.parametrize(("extra", "halfway"), [([], 0.625), ([(4, 3)], 1.0)], ids=["alone", "with a matrix"])
-def test_steps_of_embeddings_shrink_over_the_last_four_fifths_of_a_run(
-    extra: list[tuple[int, int]], halfway: float
-) -> None:
+def test_steps_of_embeddings_shrink_over_the_last_fifths_of_a_run(extra: list[tuple[int, int]], halfway: float) -> None:
     """Half of the steps, of four fifths, remain after half of the run."""
     parameters = [nn.Parameter(torch.ones(shape)) for shape in [(40, 4), *extra]]
     optimizer = CustomOptimizer(parameters, total_steps=100)

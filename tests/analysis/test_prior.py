@@ -325,8 +325,5 @@ def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pyt
 def test_weights_are_replaced_if_the_loss_is_lower_by_two_errors(
     accuracy: tuple[float, float], loss: tuple[float, float], better: bool
 ) -> None:
-    row = {
-        name: dict(zip(("mean", "error"), value, strict=True))
-        for name, value in (("accuracy", accuracy), ("loss", loss))
-    }
-    assert passes_validation([row]) == better
+    values = {"accuracy": accuracy, "loss": loss}
+    assert passes_validation([{name: {"mean": mean, "error": e} for name, (mean, e) in values.items()}]) == better

@@ -176,11 +176,8 @@ def test_numbers_are_in_the_table_that_they_come_from() -> None:
         ("README", "robustness.md", "16.85 1.173 4.83"),
         ("README", "incontext.md", "1,406,592"),
         ("README", "keel.md", "69.60 79.25 71.05 79.70"),
-        (
-            "docs/benchmarks/real-data",
-            "boosters.md",
-            "92.46 87.12 0.257 0.411 94.25 83.27 0.956 92.66 64.37 0.245 0.762",
-        ),
+        ("docs/benchmarks/real-data", "boosters.md", "92.46 87.12 0.257 0.411 94.25 83.27 0.956"),
+        ("docs/benchmarks/real-data", "boosters.md", "92.66 64.37 0.245 0.762"),
         ("docs/benchmarks/time", "rejection.md", "77.05 76.59 75.29 72.33 57.80 56.90 5.83"),
         ("docs/benchmarks/few-shot", "episode_speed.md", "7.7 7.5 6.2 4.2 5.0 12.3 12.0 3.2 3.4 2.8 2.4 3.8"),
         ("docs/benchmarks/optimizer", "optimizer_horizon.md", "1.51 0.47"),
