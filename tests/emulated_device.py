@@ -64,15 +64,7 @@ class Away(Tensor):
 
 
 class FromPython(TorchFunctionMode):
-    """Convert between Python values and tensors of a device by operations that `EmulatedDevice` intercepts.
-
-    Args:
-        read: Counts the reads.
-    """
-
-    def __init__(self, read: Counter[str]) -> None:
-        super().__init__()
-        self.read = read
+    """Convert between Python values and tensors of a device by operations that `EmulatedDevice` intercepts."""
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         """Create tensors on the CPU, and copy them to the device."""
@@ -84,7 +76,6 @@ class FromPython(TorchFunctionMode):
             made = (torch.as_tensor if func is torch.as_tensor else torch.tensor)(*args, **kwargs)
             return made if device is None else made.to(device)
         if func is Tensor.tolist and isinstance(args[0], Away):
-            self.read[_find_caller()] += 1
             return args[0].host_values.tolist()
         if func in {Tensor.__getitem__, Tensor.__setitem__} and isinstance(args[0], Away):
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -99,13 +90,12 @@ class EmulatedDevice(TorchDispatchMode):
     Attributes:
         sent: Number of copies to the device by each function of the library, FILE.FUNCTION.
         fetched: Number of copies back to the CPU, by function.
-        read: Number of reads of a value or a size, by function.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sent, self.fetched, self.read = Counter[str](), Counter[str](), Counter[str]()
-        self.from_python = FromPython(self.read)
+        self.sent, self.fetched = Counter[str](), Counter[str]()
+        self.from_python = FromPython()
 
     def __enter__(self) -> EmulatedDevice:
         """Activate both modes."""
@@ -139,7 +129,6 @@ class EmulatedDevice(TorchDispatchMode):
         if target == AWAY and kwargs.get("generator") is not None:
             raise MixedDevicesError(f"{name} by a generator of the CPU, in {_find_caller()}")
         if name in READS and away:
-            self.read[_find_caller()] += 1
             target = torch.device("cpu")
         inner_args, inner_kwargs = tree_map_only(Away, lambda tensor: tensor.host_values, (args, kwargs))
         result = func(*inner_args, **inner_kwargs)
