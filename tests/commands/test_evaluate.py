@@ -25,8 +25,7 @@ from protonet.metrics import score_known_class
 from protonet.tables import formats
 from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import FAST, Run
-from tests.model_cases import join_archive, split_archive
-from tests.strategies import blobs, write_columns
+from tests.strategies import blobs, join_archive, split_archive, write_columns
 
 NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 

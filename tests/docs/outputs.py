@@ -1,4 +1,4 @@
-"""Run the examples of a page, and compare or write the outputs that it quotes.
+"""Read the fenced blocks of README, CONTRIBUTING and the pages under docs/; run a page, compare or write its outputs.
 
 A ``text`` block directly after a ``sh`` or ``python`` block is its output, or its first lines if the block ends in
 ``...``. A block below the comment ``<!-- not run -->`` is only shown. ``python -m tests.docs.outputs [PAGE ...]`` runs
@@ -26,7 +26,19 @@ import torch
 from protonet import __main__ as library
 from protonet.episodes import __main__ as episodes
 from tests.commands.servers import start as start_server
-from tests.docs.blocks import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = (
+    ROOT / "docs" / "_build",
+    ROOT / "docs" / "results",
+    *(ROOT / "docs" / "reference" / name for name in ("methods.md", "commands.md")),
+)
+#: The pages, without generated ones.
+NAMES = [
+    path.relative_to(ROOT).as_posix()
+    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    if not any(made in (path, *path.parents) for made in GENERATED)
+]
 
 
 class Page(NamedTuple):
@@ -173,6 +185,45 @@ def write_outputs(name: str) -> None:
         return f"```{match[2]}\n{match[3]}```\n\n```text\n{example.printed.rstrip()}\n```\n"
 
     path.write_text(BLOCK.sub(replace, text), encoding="utf-8")
+
+
+class Block(NamedTuple):
+    """A fenced block: the page it stands on, its line, its language and its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def read_blocks(name: str) -> list[Block]:
+    """Return a page's fenced blocks, those in a list or a table among them."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    pattern = r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$"
+    blocks = re.finditer(pattern, text, re.DOTALL | re.MULTILINE)
+    return [
+        Block(name, text.count("\n", 0, match.start()) + 1, match["language"].strip(), match["text"])
+        for match in blocks
+    ]
+
+
+def read_commands(name: str) -> list[str]:
+    """Return the command lines of a page's shell blocks, without comments, continued lines joined."""
+    commands = []
+    for block in read_blocks(name):
+        if block.language == "sh":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                command = re.sub(r"^(\w+=\w+ )+", "", re.sub(r"(^|\s)#.*", "", line).strip())
+                if command:
+                    commands.append(re.sub(r"^protonet(?= )", "python -m protonet", command))
+    return commands
+
+
+def read_extras() -> list[str]:
+    """Return the names of the extras in pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    return re.findall(r"^(\w+) = ", section, re.MULTILINE)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ from protonet.episodes import __main__ as episodes
 from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_paper_parser, make_train_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
-from tests.docs.blocks import NAMES, ROOT, read_blocks, read_commands, read_extras
-from tests.docs.outputs import PAGES, is_same
+from tests.docs.outputs import NAMES, PAGES, ROOT, is_same, read_blocks, read_commands, read_extras
 from tests.embeddings.pictures.test_files import write_onnx
 from tests.episodes.cases import save_data
 

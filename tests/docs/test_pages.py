@@ -12,8 +12,7 @@ import pytest
 
 from protonet.commands.options import ServeOptions
 from protonet.episodes.methods import METHODS
-from tests.docs.blocks import NAMES, ROOT, read_extras
-from tests.docs.outputs import PAGES, is_same, prepare, run_page
+from tests.docs.outputs import NAMES, PAGES, ROOT, is_same, prepare, read_extras, run_page
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Maximal lines of the README, and maximal words of a page.

@@ -25,8 +25,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge
 from protonet.views.tabular_transformer import TabularTransformerFamily
-from tests.model_cases import make_model, make_network
-from tests.strategies import blobs
+from tests.strategies import blobs, make_model, make_network
 
 X, Y = blobs(0)
 

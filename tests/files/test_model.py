@@ -29,8 +29,7 @@ from protonet.files import archive
 from protonet.files.archive import CONFIG_ENTRY, FORMAT_VERSION, TENSORS_ENTRY
 from protonet.files.model import Model, load_model, restore_network, save_model, serialize_network
 from protonet.views import VIEW_FAMILIES
-from tests.model_cases import join_archive, make_model, make_network, split_archive
-from tests.strategies import blobs, same_state, spoil
+from tests.strategies import blobs, join_archive, make_model, make_network, same_state, split_archive, spoil
 
 X, Y = blobs(0)
 REFUSED = rf"`path` must be a model file of version {FORMAT_VERSION}; got [^\n]*\. Pass a file that [^\n]*\."

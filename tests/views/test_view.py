@@ -40,8 +40,7 @@ from protonet.views.view import (
     renumber_by_first_row,
     require_linear_map,
 )
-from tests.model_cases import make_network
-from tests.strategies import blobs, seeds
+from tests.strategies import blobs, make_network, seeds
 
 
 @given(seed=seeds, rank=st.integers(0, 4))
