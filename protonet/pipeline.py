@@ -408,8 +408,8 @@ class TablePipeline(Model):
         dropped = {"held_out", "scores", "groups"}
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
-    def evaluate_on_new_rows(self, features: Tensor, labels: Tensor) -> CrossValidation:
-        """Make a `CrossValidation` whose held-out rows are new rows (n, dim), predicted by the final network."""
+    def as_single_fold(self, features: Tensor, labels: Tensor) -> CrossValidation:
+        """Make a `CrossValidation` of one fold: its held-out rows are new rows (n, dim), its model this network."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return CrossValidation(
@@ -445,7 +445,7 @@ class TablePipeline(Model):
             uninformative_mask: (n,) bool, rows in which each cell is missing or unknown to the model.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
-        nothing = self.evaluate_on_new_rows(features[:0], torch.empty(0, dtype=torch.int64))
+        nothing = self.as_single_fold(features[:0], torch.empty(0, dtype=torch.int64))
         cv = self.cross_validation or replace(nothing, fold_models=())
         for network in (cv.network, *cv.fold_models):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows

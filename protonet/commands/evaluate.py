@@ -102,7 +102,7 @@ def compute_evaluate_report_details(
     missing_counts = [int(is_missing(column).sum()) for column in cells]
     data = report.table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
     features = torch.cat([x for x, _ in rows])
-    evaluated = model.evaluate_on_new_rows(features[known], labels[known])
+    evaluated = model.as_single_fold(features[known], labels[known])
     importance = report.compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
     predictions = report.EvaluatedRows(
         logits=logits, labels=labels, indices=range(len(labels)), locations=locations, column_names=names, cells=cells

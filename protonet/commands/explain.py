@@ -55,7 +55,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
         check_class_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
         labels, x = model.class_indices(block.labels), model.encode(table, block)
         model.predict_logits(x)  # raises if the embedding of a row overflows
-        evaluated = model.evaluate_on_new_rows(torch.from_numpy(x), labels)
+        evaluated = model.as_single_fold(torch.from_numpy(x), labels)
     if evaluated is None:
         remedy = "Pass a labelled table, or run protonet fit on two or more rows per class (estimators store none)."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)

@@ -67,7 +67,9 @@ class ModelSearch:
     families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
-    n_folds: int = FOLD_LIMITS.default_n_folds  #: Number of cross-validation folds; 0 for no cross-validation.
+    n_folds: int = FOLD_LIMITS.default_n_folds
+    """Number of folds by which views are selected; 0 for no such folds. The cross-validation that evaluates the result,
+    `protonet.fit.cross_validation.cross_validate`, has its own folds."""
     use_shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     n_partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
@@ -237,7 +239,7 @@ def evaluate_candidates(
     for stage, kind in enumerate(search.families):
         if stage:  # the first stage is reported before shifts are detected
             progress(kind.progress_name, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
-        evaluator.candidates += kind.candidates(evaluator)
+        evaluator.candidates += list(kind.candidates(evaluator))
         if evaluator.best_linear_losses is None:
             evaluator.best_linear_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses
     losses = {candidate.spec.name: candidate.mean_loss for candidate in evaluator.candidates}
@@ -343,54 +345,62 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
 
 def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedModel | None, Tensor]:
     """Fit a mixture of candidates; return it, or None if no view separates rows, and its losses (held_out,)."""
-    evaluator, candidates = result.evaluator, result.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in result.partitions]
-    tags = encode_tags([candidate.spec for candidate in candidates])
-    prior, labels = search.prior or load_published_prior(), evaluator.labels if result.has_held_out_rows else None
-    evidence_list = [
-        build_prior_input(
+    influence, spread, multiplier = _predict_influences(result, search)
+    if not bool(influence.any()):
+        return None, torch.zeros(0, dtype=torch.float64)
+    weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_VIEW_SPREAD), 0.0)
+    weights /= weights.sum()
+    if result.has_held_out_rows:
+        weights = _drop_slow_views(result, partitions[0], weights, spread, search.min_weight_per_time)
+    fractions = (weights * spread / (weights * spread).sum()).tolist()
+    views, by_name = [], dict[str, float]()
+    for candidate, weight, fraction in zip(result.candidates, weights.tolist(), fractions, strict=True):
+        if weight > 0:
+            spec = candidate.spec
+            for kind in search.families:
+                spec = kind.final_spec(spec, fraction)
+            views.append((spec, weight))
+            by_name[spec.name] = fraction
+    mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts, influences=by_name)
+    if not result.has_held_out_rows:
+        factor = multiplier * DEFAULT_LOGIT_STD / float((weights * spread).sum())
+        return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
+    exponent = TEMPERATURE_PRIOR_PSEUDO_COUNT / (TEMPERATURE_PRIOR_PSEUDO_COUNT + len(result.evaluator.labels))
+    mixed = [_weighted_sum_of_cosines(cosines, weights) for cosines in partitions]
+    return _fit_temperature_and_offsets(mixture, result, mixed, multiplier**exponent)
+
+
+def _predict_influences(result: SearchResult, search: ModelSearch) -> tuple[Tensor, Tensor, float]:
+    """Predict the influence of each candidate by the pretrained prior, averaged over the repeated cross-validations.
+
+    Returns the influences (views,), which are all 0 if no view separates rows; the standard deviations (views,) of the
+    views' cosines over the classes; and the factor that corrects the inverse temperature.
+    """
+    evaluator, prior = result.evaluator, search.prior or load_published_prior()
+    tags = encode_tags([candidate.spec for candidate in result.candidates])
+    labels = evaluator.labels if result.has_held_out_rows else None
+    influences, spreads, log_multipliers = [], [], []
+    for partition in result.partitions:
+        evidence = build_prior_input(
             result.rows,
             tags,
-            cosines,
+            [candidate.cosines for candidate in partition],
             labels,
             evaluator.weights,
             [candidate.losses for candidate in partition],
             result.row_statistics,
         )
-        for cosines, partition in zip(partitions, result.partitions, strict=True)
-    ]
-    weighed = [prior.predict_view_weights(evidence) for evidence in evidence_list]
-    if not any(bool(view_weights.any()) for view_weights, _ in weighed):
-        return None, torch.zeros(0, dtype=torch.float64)
-    pairs = zip(weighed, evidence_list, strict=True)
-    influences = torch.stack([view_weights * evidence.view_spreads for (view_weights, _), evidence in pairs])
-    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_VIEW_SPREAD**2)).mean(dim=0)
-    spread = torch.stack([evidence.view_spreads for evidence in evidence_list]).mean(dim=0)
+        weights, multiplier = prior.predict_view_weights(evidence)
+        influence = weights * evidence.view_spreads
+        influences.append(influence / influence.sum().clamp_min(MIN_VIEW_SPREAD**2))
+        spreads.append(evidence.view_spreads)
+        log_multipliers.append(math.log(multiplier))
+    influence, spread = torch.stack(influences).mean(dim=0), torch.stack(spreads).mean(dim=0)
     if bool(influence[spread >= MIN_MIXED_SPREAD].any()):
         influence = torch.where(spread >= MIN_MIXED_SPREAD, influence, 0.0)
-    influence = drop_small_influences(influence)
-    weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_VIEW_SPREAD), 0.0)
-    weights /= weights.sum()
-    size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
-    if result.has_held_out_rows:
-        weights = _drop_slow_views(result, partitions[0], weights, spread, search.min_weight_per_time)
-    influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
-    views, by_name = [], dict[str, float]()
-    for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
-        spec = candidate.spec
-        for kind in search.families:
-            spec = kind.final_spec(spec, fraction)
-        if weight > 0:
-            views.append((spec, weight))
-            by_name[spec.name] = fraction
-    mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts, influences=by_name)
-    if not result.has_held_out_rows:
-        factor = size * DEFAULT_LOGIT_STD / float((weights * spread).sum())
-        return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
-    factor = size ** (TEMPERATURE_PRIOR_PSEUDO_COUNT / (TEMPERATURE_PRIOR_PSEUDO_COUNT + len(evaluator.labels)))
-    return _fit_temperature_and_offsets(
-        mixture, result, [_weighted_sum_of_cosines(cosines, weights) for cosines in partitions], factor
-    )
+    multiplier = math.exp(sum(log_multipliers) / len(log_multipliers))
+    return drop_small_influences(influence), spread, multiplier
 
 
 def _fit_temperature_and_offsets(

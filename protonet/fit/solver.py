@@ -240,10 +240,10 @@ def _resolve_effort(effort: object) -> ModelSearch:
             raise_input_error("effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
         return EFFORTS[effort]
     if not isinstance(effort, ModelSearch):
-        raise_input_error("effort", "be a name or a Search", type(effort).__name__, remedy, kind=InputTypeError)
+        raise_input_error("effort", "be a name or a ModelSearch", type(effort).__name__, remedy, kind=InputTypeError)
     check_int("effort.n_folds", effort.n_folds, low=0)
     if not all(hasattr(kind, "candidates") for kind in effort.families):
-        raise_input_error("effort", "have kinds of views", repr(effort.families), remedy, kind=InputTypeError)
+        raise_input_error("effort", "have families of views", repr(effort.families), remedy, kind=InputTypeError)
     first = next(iter(effort.families), None)
     raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW_LINEAR.scaling,)
     settings = [(type(kind).__name__, *item) for kind in effort.families for item in vars(kind).items()]

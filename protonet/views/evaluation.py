@@ -240,14 +240,21 @@ class ViewFamily(Protocol):
         return cls()
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate views on held-out rows; yield the candidates among which weights are distributed."""
+        """Evaluate views on held-out rows; yield the candidates among which weights are distributed.
+
+        Every candidate gets a weight, so that a family yields only the best of several hyperparameters. The candidates
+        of earlier families are in ``evaluator.candidates``.
+        """
 
     def final_spec(self, spec: ViewSpec, weight: float) -> ViewSpec:
         """Return the spec for the final fit of a view, given its weight in the mixture of views, in (0, 1]."""
         return spec
 
     def without_validation(self) -> ViewFamily | None:
-        """Return the family of the views that are fitted if no row can be held out; None if there is no such view."""
+        """Return the family of the views that are fitted if no row can be held out; None if there is no such view.
+
+        Its candidates are compared on the training rows, so that it must have a single choice of hyperparameters.
+        """
         return self
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> ViewFamily:

@@ -79,11 +79,10 @@ class TrainingRows:
 
     def select(self, indices: Tensor) -> TrainingRows:
         """Return the rows with the given indices (m,) int64, or the rows of a mask (n,) bool."""
-        per_row = {name: getattr(self, name) for name in ("weights", "groups", "is_class_name")}
-        per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
-        labels = self.labels[indices]
-        selected = self.row_fraction * len(labels) / max(1, len(self.labels))
-        return replace(self, features=self.features[indices], labels=labels, row_fraction=selected, **per_row)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        per_row: Any = {name: value[indices] for name, value in tensors.items() if name != "column_indices"}
+        fraction = self.row_fraction * len(per_row["labels"]) / max(1, len(self.labels))
+        return replace(self, **per_row, row_fraction=fraction)
 
     def scale_row_limit(self, limit: int) -> int:
         """Compute the maximum number of rows that a view may store when it is fitted to these rows, at least 1.
@@ -278,7 +277,12 @@ class View(RestorableModule):
         return (int(config.classes),)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map the output (n, dim) of the input map to the concatenated parts of the view (n, sum of ``part_sizes``)."""
+        """Map the output (n, dim) of the input map to the concatenated parts of the view (n, sum of ``part_sizes``).
+
+        The result for a row must not depend on the other rows of the batch, to the last digits in float64; see
+        `protonet.views.distances`. The input is float32 or float64, and so is the output. Many rows may be processed in
+        chunks, but not if ``torch.compiler.is_compiling()``: the batch size is then unknown.
+        """
         raise NotImplementedError
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
@@ -307,7 +311,12 @@ class ViewSpec(Protocol):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Properties from which the pretrained prior predicts the weight: some of `protonet.fit.prior.VIEW_TAGS`."""
+        """Properties of the view by which it is weighted and evaluated.
+
+        The pretrained prior predicts the weight from those in `protonet.fit.prior.VIEW_TAGS`, and ignores others. A
+        view with one of `protonet.fit.search.PARTITION_LIMITS.first_partition_tags` is slow: its cross-validation is
+        not repeated.
+        """
 
     @property
     def source(self) -> ViewSpec | None:

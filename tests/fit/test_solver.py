@@ -185,7 +185,7 @@ X, Y = blobs(0)
 INVALID_EFFORTS = [
     (ModelSearch(n_folds=-1), InputError, r"`effort.n_folds` must be a whole number >= 0; got -1"),
     (ModelSearch(n_folds=1), InputError, "`effort` must have no folds or two, .*; got n_folds=1"),
-    (ModelSearch((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
+    (ModelSearch((LinearFamily(), 3)), InputTypeError, "`effort` must have families of views"),  # type: ignore[arg-type]
     (ModelSearch(families=()), InputError, "`effort` must .*linear views first; got n_folds=5, kinds "),
     (ModelSearch().without_family(LinearFamily), InputError, "`effort` must .*linear views first; got .*KernelRidge"),
     (ModelSearch().with_family(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
@@ -204,7 +204,7 @@ def test_argument_errors() -> None:
         ("time_limit", -1, InputError, "`time_limit` must be a finite number >= 0; got -1"),
         ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
         ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
-        ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
+        ("effort", ["fast"], InputTypeError, "`effort` must be a name or a ModelSearch; got list"),
         *(("effort", *case) for case in INVALID_EFFORTS),
     ]
     for argument, value, error, message in cases:

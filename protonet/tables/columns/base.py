@@ -1,8 +1,9 @@
 """The interface of fitted columns, which encode the cells of a column as features.
 
 A column type is a frozen dataclass, and a fitted column is an instance of it. Fitting uses no labels. To add a type,
-write such a class, list it in `protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in
-`protonet.tables.columns.encoding`.
+write such a class, and list it in `protonet.tables.columns.encoding.COLUMN_CLASSES` and, by its name, in
+`protonet.tables.columns.COLUMN_TYPES`, from which options, messages and the page take it. In
+`protonet.tables.columns.encoding`, let `infer_column_type` detect it, and let `fit_column_as` fit it on request.
 """
 
 from __future__ import annotations

@@ -158,7 +158,9 @@ def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:
     encoding = Encoding(tuple(columns))
     if not encoding.is_fully_numeric:
         return encoding
-    return Encoding(tuple(replace(column, log_unit=0.0) for column in encoding.columns if isinstance(column, Numeric)))
+    return Encoding(
+        tuple(replace(column, log_unit=0.0) if isinstance(column, Numeric) else column for column in encoding.columns)
+    )
 
 
 @dataclass(frozen=True)
