@@ -1,4 +1,7 @@
-"""Evaluate several data sets and shots in one run, with ranks of methods; and compare runs from their JSON files."""
+"""The command that evaluates methods, on one data set or several with ranks of methods; and the command ``compare``.
+
+`make_evaluation_plans` turns the options of the command line into plans, one for each data set and number of shots.
+"""
 
 from __future__ import annotations
 
@@ -113,15 +116,12 @@ def make_evaluation_plans(options: argparse.Namespace) -> list[EvaluationPlan]:
     methods = [choose_method(text) for text in options.method if text != "all"]
     grids = [choose_method_grid(text) for text in options.tune]
     against = None if options.against is None else choose_method(options.against, "against")
-    samplers = make_samplers(options)
+    samplers, rows = make_samplers(options), {name: getattr(options, name) for name in ROW_SETTINGS}
     no_files = [None] * len(options.dataset)
     files = zip(options.dataset, options.test_dataset or no_files, options.validation_dataset or no_files, strict=True)
     return [
         EvaluationPlan(
-            **{name: getattr(options, name) for name in ROW_SETTINGS if "dataset" not in name},
-            dataset=dataset,
-            test_dataset=test,
-            validation_dataset=validation,
+            **rows | {"dataset": dataset, "test_dataset": test, "validation_dataset": validation},
             methods=methods,
             include_all="all" in options.method,
             tuning_grids=grids,
