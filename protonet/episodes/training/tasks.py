@@ -51,12 +51,15 @@ class ValidationScore(NamedTuple):
 
 
 class SplitSide(NamedTuple):
-    """The rows and classes on one side of a data set's split by class, such as the base classes."""
+    """The rows and classes on one side of a data set's split by class, such as the base classes.
 
-    x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``read_rows`` for pictures.
-    read_rows: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
-    row_classes: Tensor  #: (n,) int64, the index of each row's class in ``class_names``; -1 on other sides.
-    rows_by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
+    The n rows of the side are numbered from 0.
+    """
+
+    data: Dataset  #: The data set, which has rows of other sides as well.
+    read_rows: RowReader  #: Copies rows of the side by number; pixels are converted to [0, 1].
+    row_classes: Tensor  #: (n,) int64, the index of each row's class in ``class_names``.
+    rows_by_class: ClassIndex  #: For each class the numbers of its rows.
     class_names: tuple[str, ...]  #: The names of the classes of this side.
     feature_stds: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
@@ -70,18 +73,17 @@ def select_split_side(data: Dataset, side: str) -> SplitSide:
         raise_input_error("dataset", "have a split by class", "none", "Pass `split_seed` 0.")
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
     class_ids = torch.tensor(chosen, dtype=torch.int64)
-    index = index_classes(data.y).select_classes(class_ids)
+    rows = torch.isin(data.y, class_ids).nonzero().flatten()  # (n,)
+    classes = torch.searchsorted(class_ids, data.y[rows])
+    index = index_classes(classes)
     usable = int((index.class_counts > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error("dataset", f"have at least 2 {side} classes with 2 rows", usable, remedy)
-    class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
-    classes = class_positions[data.y]  # (n,)
-    rows = (classes >= 0).nonzero().flatten()
     sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.max_rows_for_std)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
-    names = tuple(data.class_names[c] for c in class_ids.tolist())
-    return SplitSide(data.x, data.get_rows, classes, index, names, spread)
+    names = tuple(data.class_names[c] for c in chosen)
+    return SplitSide(data, lambda numbers: data.get_rows(rows[numbers]), classes, index, names, spread)
 
 
 def draw_training_episodes(
@@ -115,7 +117,7 @@ def score_best_raw_method(validation: SplitSide, plan: TrainingPlan) -> tuple[st
     Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.
     """
     methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
-    accuracies = _score_methods(validation.x, validation.rows_by_class, methods, plan, take=validation.read_rows)
+    accuracies = _score_methods(validation.data.x, validation.rows_by_class, methods, plan, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
     return name, ValidationScore(0, nan_mean(accuracies[name]), interval_half_width(accuracies[name]))
 
@@ -127,12 +129,10 @@ def score_encoder(
 
     Episodes are classified by the few-shot method of the training objective. The encoder must be in evaluation mode.
     """
-    rows = (validation.row_classes >= 0).nonzero().flatten()
-    index = index_classes(validation.row_classes[rows])
-    trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.read_rows(rows[indices]))
+    trained = TrainedEncoder(encoder, head, plan, validation.read_rows)
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
-    embeddings = embed_rows_in_batches(encoder, validation.read_rows, rows)
-    accuracy = _score_methods(embeddings, index, method, plan, trained=trained)["own"]
+    embeddings = embed_rows_in_batches(encoder, validation.read_rows, torch.arange(len(validation.row_classes)))
+    accuracy = _score_methods(embeddings, validation.rows_by_class, method, plan, trained=trained)["own"]
     return ValidationScore(step, nan_mean(accuracy), interval_half_width(accuracy))
 
 
