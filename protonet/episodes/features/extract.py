@@ -93,7 +93,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         if not resume or finished is None or finished[0] != key:
             _raise_output_exists(output, resume=resume)
         return finished[1]
-    if part.exists() and not resume:
+    if not resume and part.exists() and part.stat().st_size:  # a run that failed early leaves an empty file
         _raise_output_exists(part, resume=False)
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
@@ -101,14 +101,14 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         try:
             with progress_bar(total=n, initial=done, unit="row") as bar:
                 for block in job.embed_from(done) if done < n else ():
-                    if not dim:
-                        dim = block.shape[1]
-                        file.write(header + dim.to_bytes(4, "little"))
                     bad = ~np.isfinite(block).all(axis=1)
                     if bad.any():
                         got = f"others for row {done + int(bad.argmax())}"
                         remedy = "Pass another one, or mend that picture."
                         raise_input_error("backbone", "give finite numbers", got, remedy)
+                    if not dim:
+                        dim = block.shape[1]
+                        file.write(header + dim.to_bytes(4, "little"))
                     file.write(np.ascontiguousarray(block, "<f4").data)
                     file.flush()
                     done += len(block)
