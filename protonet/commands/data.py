@@ -256,7 +256,7 @@ def _warn_about_rows(rows: TableRows, x: np.ndarray, names: ClassNameRows | None
     if lost:
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
     if empty.any():
-        notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
+        notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: no cell is known")
     informative = np.flatnonzero(~empty).tolist()
     given = [rows.classes[rows.labels[row]] for row in informative]
     locations = [rows.table.position_format.format(rows.labelled_block.positions[row]) for row in informative]
@@ -357,7 +357,7 @@ def _fit_table_to_label(options: SuggestOptions | PageOptions, label: str) -> Ta
         uninformative_mask = features.encoding.is_uninformative(cells)
     if uninformative_mask.any():
         rows = plural(int(uninformative_mask.sum()), "row")
-        table.notes.append(f"{rows} without information: all cells are missing")
+        table.notes.append(f"{rows} without information: no cell is known")
     likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(block.labels)]
     if likely:
         table.notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")

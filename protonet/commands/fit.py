@@ -303,7 +303,9 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
     text = report.format_baselines(comparisons)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"
-    text += f"{len(cv.fold_models)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
+    n_folds = len(cv.fold_models)
+    method = "hold-out validation" if n_folds == 1 else f"{n_folds}-fold cross-validation"
+    text += f"{method} on {rows}: {format_probability_metrics(vars(metrics))}"
     return text + report.format_confusions(metrics.confusion, classes)
 
 

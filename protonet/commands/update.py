@@ -73,7 +73,7 @@ def run(options: UpdateOptions) -> None:
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative_mask=empty)
     if empty.any():
-        table.notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
+        table.notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: no cell is known")
     show_notes(table.all_notes, quiet=options.quiet)
     hashes = hash_rows(torch.from_numpy(x))
     earlier = torch.isin(hashes, model.training_hashes)

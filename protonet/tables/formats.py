@@ -365,16 +365,15 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = delimited.locate_header(sample, names)
     first, end = (filled[header_index], filled[-1] + 1) if filled else (0, 0)
-    if len(sheets) > 1:
-        others = ", ".join(repr(name) for name in sheets if name != title)
-        notes.append(f"sheet {title!r} of {len(sheets)}; `sheet` names another one: {others}")
+    others = ", ".join(repr(name) for name in sheets if name != title)
+    sheet_note = f"sheet {title!r}; `sheet` names another one: {others}" if others else ""
+    notes += [sheet_note] * bool(others)
     delimited.add_title_notes(notes, sample[:header_index])
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
-    sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
     if rows and rows[0] in rows[1:]:
-        got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}{sheet_note}"
+        got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}, sheet {title!r}"
         raise_input_error("path", "hold one table", got, "Save each table in its own sheet.")
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
@@ -395,7 +394,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         read_chunks=read_chunks,
         notes=notes,
         n_rows=max(0, len(rows) - 1),
-        sheet_note=sheet_note,
+        sheet_note=f" ({sheet_note})" if others else "",
     )
 
 

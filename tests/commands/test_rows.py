@@ -101,7 +101,7 @@ def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:
     table, model = tmp_path / "x.xlsx", tmp_path / "m.safetensors"
     book.save(table)
     fit = ["fit", table, *FAST, "-o", model]
-    assert "x.xlsx, sheet 'Notes' of 'Notes', 'Rows' has 'by hand'" in run(*fit, code=2)
+    assert "x.xlsx (sheet 'Notes'; `--sheet` names another one: 'Rows') has 'by hand'" in run(*fit, code=2)
     output = run(*fit, "--sheet", "Rows")
     assert "2 classes, 19 samples" in output
     assert "1 blank row dropped" in output

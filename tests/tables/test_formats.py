@@ -367,7 +367,7 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source.header == ["", "n", "x", "kind", "day", "mixed", "yes", "took"]
     assert source.position_format == "row {}"
     assert source.notes == [
-        "sheet 'Data' of 2; `sheet` names another one: 'More'",
+        "sheet 'Data'; `sheet` names another one: 'More'",
         "2 rows above the header skipped: 'A title' ...",
         "1 blank row at the end skipped",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from protonet.tables.columns.parsing import (
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
     is_missing_or_missing_word,
+    parse_date_with_any_time,
     parse_dates,
     parse_distinct_cells,
     parse_duration,
@@ -298,12 +300,15 @@ class Date(OrderedColumn):
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
         """Parse cells (n,) to days (n,) float64 since 1970, NaN for cells that are missing or in another format.
 
-        If the training times are below an hour, cells such as 2:27 are minutes and seconds.
+        Times may have another form. If those of training are below an hour, cells such as 2:27 are minutes and seconds.
         """
         days = parse_dates(cells, self.format)
-        if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
-            unparsed = np.isnan(days)
+        unparsed = np.isnan(days) if cells.dtype.kind == "O" else np.zeros(0, bool)
+        if unparsed.any() and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
             days[unparsed] = parse_distinct_cells(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
+        elif unparsed.any():
+            parse = partial(parse_date_with_any_time, date_format=self.format)
+            days[unparsed] = parse_distinct_cells(parse, cells[unparsed])
         return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:

@@ -30,9 +30,9 @@ MISSING_WORDS = frozenset(
     | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "notrated", "unrated", "nodata"}
     | {"novalue", "nd", "tbd", "err"}
 )
-#: The spellings of true and false, in lower case. Spellings of true are mapped to "1", those of false to "0".
-BOOLEAN_SPELLINGS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
-BOOLEAN_SPELLINGS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), "0")
+#: The spellings of true and false in English, German and French, in lower case: "1" for true, "0" for false.
+BOOLEAN_SPELLINGS = dict.fromkeys(("true", "t", "yes", "y", "on", "1", "wahr", "ja", "vrai", "oui"), "1")
+BOOLEAN_SPELLINGS |= dict.fromkeys(("false", "f", "no", "n", "off", "0", "falsch", "nein", "faux", "non"), "0")
 #: Maximum number of different date formats in a column, and the fraction of its cells that every further format must
 #: exceed.
 MAX_DATE_FORMATS, MIN_EXTRA_FORMAT_FRACTION = 3, 0.02
@@ -62,6 +62,8 @@ _DURATION = re.compile(
     r"(?P<seconds>[0-5]\d(?:[.,]\d+)?)|(?P<only>-?\d+) days?"
 )
 _TIME_OF_DAY = re.compile(r"(?:(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?|24:00(?::00)?)(?: [AP]M)?", re.IGNORECASE)
+_TIME_AT_END = re.compile(rf"(?<![\d:])(?:{_TIME_OF_DAY.pattern})$", re.IGNORECASE)
+_TIME_DIRECTIVES = re.compile(" ?%[HI]:.*")  # in date formats
 _ISO_DURATION = re.compile(
     r"(?P<sign>-?)P(?=.)(?:(?P<days>\d+)D)?(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
@@ -380,9 +382,7 @@ def infer_interval_format(cells: Iterable[str], format_order: Sequence[str] = FO
         return list(islice((cell for cell in cells if math.isnan(parse_interval(cell, mark, unit))), 2))
 
     for mark in marks if len(cells) > 2 else ():
-        if (
-            len(list_non_intervals(mark, None)) > 1
-        ):  # most columns; the unit depends on all cells, and is slow to detect
+        if len(list_non_intervals(mark, None)) > 1:  # most columns; to detect the unit of all cells is slow
             continue
         others = list_non_intervals(mark, detect_unit(cells))
         is_answer = len(others) == 1 and len(cells) > 4 and not any(map(str.isdigit, others[0]))
@@ -414,6 +414,21 @@ def parse_date(cell: str, date_format: str) -> float:
         return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan
     epoch = datetime(1900, 1, 1) if date_format in _TIME_FORMATS else datetime(1970, 1, 1)
     return (moment - epoch).total_seconds() / SECONDS_PER_DAY
+
+
+def parse_date_with_any_time(cell: str, date_format: str) -> float:
+    """Parse a date whose day is clear or in a format, and whose time is in any form or missing; NaN for other text.
+
+    If the format is that of a time of day, the cell must be one. The result is as by `parse_date`.
+    """
+    text = normalize_date(cell)
+    match = _TIME_AT_END.search(text)
+    day, time = (text[: match.start()].rstrip(", "), match[0]) if match else (text, "")
+    days = {_TIME_DIRECTIVES.sub("", part): None for part in date_format.split(DATE_FORMAT_SEPARATOR)}
+    if "" in days or not day:
+        return math.nan if day or "" not in days else parse_date(time, DATE_FORMAT_SEPARATOR.join(_TIME_FORMATS))
+    any_day = DATE_FORMAT_SEPARATOR.join([*days, *_UNAMBIGUOUS_DAY_FORMATS])
+    return parse_date(day, any_day) + (parse_date(time, DATE_FORMAT_SEPARATOR.join(_TIME_FORMATS)) if time else 0)
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:

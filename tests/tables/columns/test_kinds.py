@@ -280,16 +280,26 @@ class TestShortTimes:
             for row in range(len(cells)):  # alone as among others
                 np.testing.assert_allclose(column.encode(cells[row : row + 1]), expected[row : row + 1], atol=1e-6)
 
-    def test_minutes_are_not_hours(self) -> None:
-        column = infer_column_type(objects(*(f"{hour}:10:{hour + 10}" for hour in range(24)))).column
-        assert isinstance(column, Date)
-        assert column.is_invalid(objects("2:27")).all()
+    def test_other_times_of_a_day_may_be_in_any_form(self) -> None:
+        day = objects(*(f"{hour}:10:{hour + 10}" for hour in range(24)))
+        dates = objects(*(f"{hour + 1}/28/2020 {hour}:10" for hour in range(12)))
+        for fitted, equal, invalid in (
+            (day, ("2:27", "2:27:00", "02:27 am"), ["noon", "3/28/2020"]),
+            (dates, ("3/28/2020 14:10", "3/28/2020, 2:10 PM", "2020-03-28 14:10:00", "28 Mar 2020 14:10"), ["14:10"]),
+            (dates, ("3/28/2020", "28.3.2020 0:00", "3/28/2020 00:00:00"), ["28/3/2020 14:10", "3/28/2020 28:10"]),
+        ):
+            column = infer_column_type(fitted).column
+            assert isinstance(column, Date)
+            days = column.to_numeric(objects(*equal))
+            np.testing.assert_allclose(days, [days[0]] * len(equal), atol=1e-9)
+            assert not column.is_invalid(objects(*equal)).any()
+            assert column.is_invalid(objects(*invalid)).all()
 
 
 class TestSpellings:
     @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("1", "0")])
     def test_yes_and_no_in_other_spellings(self, fitted: tuple[str, str]) -> None:
-        for new in (("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")):
+        for new in (("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f"), ("WAHR", "FALSCH")):
             cells, other = (objects(*(words[at] for at in (0, 1, 1, 0, 1))) for words in (fitted, new))
             column = infer_column_type(cells).column
             assert column is not None
