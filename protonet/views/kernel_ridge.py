@@ -431,9 +431,10 @@ class _KernelRegression:
         """Compute cosines (ridges, m, num_classes) float32 of the m queries to class prototypes, on the CPU."""
         n = len(self.labels)  # the rows themselves come first, before their shifted copies
         kernel, readouts = self.solve(bandwidth, ridges)
-        blocks = (F.normalize(rows @ readouts, dim=2) for rows in kernel[:n].split(MAX_CHUNK_ROWS))
+        block_rows = max(1, MAX_CHUNK_ROWS // len(ridges))
+        blocks = (F.normalize(rows @ readouts, dim=2) for rows in kernel[:n].split(block_rows))
         sums = readouts.new_zeros(len(ridges), self.num_classes, self.num_classes)
         prototypes = F.normalize(add_to_class_sums(sums, blocks, self.labels, self.row_weights), dim=2)
         query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
-        cosines = F.normalize(query_kernel @ readouts, dim=2) @ prototypes.transpose(1, 2)
-        return cosines.to("cpu", torch.float32)
+        blocks = (F.normalize(rows @ readouts, dim=2) for rows in query_kernel.split(block_rows))
+        return torch.cat([(block @ prototypes.transpose(1, 2)).to("cpu", torch.float32) for block in blocks], dim=1)
