@@ -286,7 +286,7 @@ def test_directions_without_gradient_keep_their_factor(turning: bool) -> None:
 
 def test_no_step_is_much_longer_than_the_limit_and_the_factors_allow() -> None:
     p = nn.Parameter(torch.zeros(32, 32))
-    optimizer = CustomOptimizer([p], lr=0.1)
+    optimizer = CustomOptimizer([p], lr=np.float32(0.1))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     longest = 0.0
     for _ in range(150):

@@ -168,7 +168,8 @@ def detect_numeric_conversion(
             (column_format,) = separators[index]
         if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column)), ""):
             formats[index] = column_format, column
-            examples[table.column_name(index)] = f"{cell!r} is {parsing.parse_numeric(cell, column_format):.10g}"
+            rewritten = _rewrite_numbers(np.array([cell], object), *formats[index])
+            examples[table.column_name(index)] = f"{cell!r} is {column.to_numeric(rewritten)[0]:.10g}"
     if not formats:
         return NumericConversion()
     first, *others = examples

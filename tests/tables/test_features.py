@@ -282,6 +282,18 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
     assert rewritten.columns[0][1] == "1.310,5 cm"  # errors quote the cell of the file
 
 
+def test_percentages_are_hundredths_if_training_had_fractions() -> None:
+    features = fit_numeric([["0.12", "0.05", "0", "0.3"], ["12", "5", "0", "30"]])
+    for new, note in ((["12%", "5 %", "0.0%", "0.3"], ()), (["12,0 %", "5%", "0%", "30%"], ("('12,0 %' is 0.12)",))):
+        table, block = make_numeric([new, new])
+        conversion = detect_numeric_conversion(table, block, features.encoding)
+        assert all(any(text in line for line in conversion.notes) for text in note)
+        fractions, percentages = features.encoding.columns if features.encoding else ()
+        first, second = conversion.convert_block(block).columns
+        assert fractions.comparable_values(first).tolist() == pytest.approx([0.12, 0.05, 0, 0.3])
+        assert percentages.comparable_values(second)[:3].tolist() == [12, 5, 0]
+
+
 def test_decimal_separators() -> None:
     cases: list[tuple[list[list[str]], bool, str | None, list[float]]] = [
         ([["0,205", "2,974"]], False, None, [1.5895]),

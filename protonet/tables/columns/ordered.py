@@ -185,11 +185,15 @@ class Numeric(OrderedColumn):
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
         """Parse cells (n,) to numbers (n,) float64, NaN for other text, and for numbers that name another unit.
 
-        If all training values are 0 or 1, words such as yes and no are accepted as well.
+        If all training values are 0 or 1, words such as yes and no are accepted as well. If they are fractions without
+        a unit, as Excel stores percentages, cells with % are hundredths.
         """
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEAN_SPELLINGS.get(cell.casefold(), cell) for cell in cells], object)
-        return parse_numeric_column(cells, self.format, self.unit or None)
+        numeric = parse_numeric_column(cells, self.format, self.unit or None)
+        if cells.dtype.kind == "O" and not self.unit and abs(self.mean) + self.scale < 1:
+            numeric[["%" in cell for cell in cells]] /= 100
+        return numeric
 
     @property
     def invalid_reason(self) -> str:
