@@ -43,22 +43,6 @@ def predictions(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return confidence, torch.rand(n, generator=generator) < confidence
 
 
-def test_bins_are_the_slow_loops() -> None:
-    cases: list[int] = [1, 4, 15]
-    for n_bins in cases:
-        confidence, right = predictions(200)
-        confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
-        bins = sum_confidence_bins(confidence, right, n_bins)
-        assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64), n_bins
-        for position in range(n_bins):
-            low, high = position / n_bins, (position + 1) / n_bins
-            inside = (confidence > low) & (confidence <= high)
-            if position == 0:
-                inside |= confidence == 0
-            expected = [float(inside.sum()), float(confidence[inside].sum()), float(right[inside].sum())]
-            np.testing.assert_allclose(bins[position].numpy(), expected, rtol=1e-12)
-
-
 def test_calibration_error() -> None:
     bins = torch.tensor([[0.0, 0.0, 0.0], [10.0, 6.0, 5.0], [30.0, 27.0, 30.0]], dtype=torch.float64)
     assert calibration_error(bins) == pytest.approx(0.25 * abs(0.6 - 0.5) + 0.75 * abs(0.9 - 1.0))

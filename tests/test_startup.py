@@ -73,10 +73,7 @@ ERRORS = [
         (f"protonet {name} m.safetensors no.csv {more}", "no such file: no.csv")
         for name, more in (("predict", ""), ("evaluate", ""), ("update", "--in-place"), ("suggest", ""))
     ],
-    (
-        "protonet predict t.csv t.csv",
-        "`model` must be a model file, which comes before the table; got the table t.csv.",
-    ),
+    ("protonet predict t.csv t.csv", "`model` must be a model file, which comes before the table; got the table t.csv"),
     ("protonet predict m.safetensors t.csv --unknown x", "`--unknown` must be a number between 0 and 1; got 'x'."),
     ("protonet predict m.safetensors t.csv -o plain/p.csv", "`--output` must be a file that can be written"),
     ("protonet evaluate m.safetensors t.csv --report r.pdf", "`--report` must end in .html, .htm; got r.pdf."),
