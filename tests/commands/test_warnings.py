@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.rows import determine_classes, parse_integer_labels, read_class_descriptions
+from protonet.commands.rows import (
+    determine_classes,
+    parse_integer_labels,
+    read_class_descriptions,
+    warn_contradictory_labels,
+)
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
@@ -293,6 +298,16 @@ def test_columns_and_files_that_fit_cannot_use_are_explained(tmp_path: Path, run
     error = run("fit", table, "--classes", "names", code=2)
     assert "--classes" in error
     assert "names" in error
+
+
+def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 12, (60, 2)).astype(np.float32) * np.array([1.0, -0.0], np.float32)
+    x = np.concatenate([x, draw.normal(size=(400, 2)).astype(np.float32)])
+    labels = draw.integers(0, 2, len(x)).tolist()
+    expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
+    (line,) = warn_contradictory_labels(x, labels, list(map(str, range(len(x)))))
+    assert f" {expected} rows equal" in line
 
 
 def make_blobs(seed: int) -> dict[str, list[object]]:

@@ -6,11 +6,9 @@ import math
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork, solve
@@ -25,13 +23,6 @@ def compute_coverage(rows: Tensor, weights: Tensor, chosen: list[int], bandwidth
         similarities = [math.exp(-(math.dist(row, rows[c].tolist()) ** 2) / 2 / bandwidth) for c in chosen]
         total += weight * max(similarities, default=0.0)
     return total
-
-
-@given(seeds)
-def test_similarity_of_unit_rows_depends_on_their_cosine(seed: int) -> None:
-    rows, others = unit_rows(7, 3, seed), unit_rows(4, 3, seed + 1)
-    expected = np.exp(-cdist(rows.double(), others.double(), "cosine") / 0.3)
-    np.testing.assert_allclose(active.kernel_similarity(rows, others, 0.3).numpy(), expected, atol=2e-6)
 
 
 @given(seeds)

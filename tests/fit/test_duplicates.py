@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_metrics
 from protonet.selection.folds import FoldLimits, split_folds
 from protonet.views.view import TrainingRows
-from tests.strategies import PLAIN, accuracy, blobs, seeds
+from tests.strategies import PLAIN, blobs, seeds
 
 G = torch.Generator().manual_seed(0)
 NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generator=G)
@@ -147,17 +146,6 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
             judged = int((cv.fold_index == index).sum()) * known
             assert network.counts.sum() == cv.fold_models[index].counts.sum() + 40 - judged
         assert cross_validation.predict_held_out(updated).shape == cross_validation.predict_held_out(cv).shape
-
-
-def test_a_redundant_column_costs_no_accuracy() -> None:
-    rng = np.random.default_rng(1)
-    celsius = rng.normal(15, 10, 1200)
-    labels = torch.from_numpy((np.sin(celsius / 2) > 0).astype(np.int64))
-    x = torch.from_numpy(np.stack([celsius, 1.8 * celsius + 32], axis=1)).float()
-    one, both = (fit_solution([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
-    with torch.no_grad():
-        single, double = accuracy(one.network(x[600:, :1]), labels[600:]), accuracy(both.network(x[600:]), labels[600:])
-    assert double > max(0.9, single - 0.03)
 
 
 def detect_near_duplicates(
@@ -298,19 +286,6 @@ def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) 
 
 
 X, Y = blobs(0)
-
-
-@given(seed=seeds, cuts=st.lists(st.integers(0, 30), max_size=4), numpy=st.booleans())
-def test_batches_are_concatenated(seed: int, cuts: list[int], numpy: bool) -> None:
-    x, y = blobs(seed)
-    bounds = [0, *sorted(cuts), 30]
-    batches: list[Any] = [(x[a:b].reshape(-1, 2, 4), y[a:b]) for a, b in itertools.pairwise(bounds)]
-    if numpy:
-        batches = [(inputs.numpy(), labels.numpy()) for inputs, labels in batches]
-    features, labels, num_classes = training_set.read_labelled_samples(batches, [(X, Y)], {})
-    assert torch.equal(features, torch.cat([x, X]))
-    assert torch.equal(labels, torch.cat([y, Y]))
-    assert (features.dtype, labels.dtype, num_classes) == (torch.float32, torch.int64, 5)
 
 
 class Samples(Dataset[Any]):

@@ -10,7 +10,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import fit_column_as, infer_column_type
+from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type
 from protonet.tables.columns.parsing import replace_missing_cells
 
 RNG = np.random.default_rng(0)
@@ -114,14 +114,20 @@ def test_useless_columns_are_dropped() -> None:
         assert infer_column_type(cells)[:2] == (None, reason), reason
 
 
-def test_few_invalid_cells_are_missing_and_many_make_a_category() -> None:
-    cells = objects(range(N))
-    cells[5] = "broken"
-    column = infer(cells)
-    assert column.column_type == "number"
-    assert column.is_invalid(cells).nonzero()[0].tolist() == [5]
-    column = infer(cycle("1", "2", "red", "green"))
-    assert column.column_type == "category"
+def test_few_rows() -> None:
+    for cells, kind in (
+        (["1", "2"], "number"),
+        (["a", "b"], "category"),
+        (["2020-01-01", "2020-01-03"], "date"),
+        (["a 1", "b 2", "c 3"], "category"),
+    ):
+        column = infer(objects(cells))
+        assert column.column_type == kind
+        assert np.isfinite(column.encode(objects(cells))).all()
+    assert infer_column_type(objects(["a"])).drop_reason == "constant"
+    levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_category_levels + 1)]
+    assert infer(objects(levels[:-1])).column_type == "category"
+    assert infer_column_type(objects(levels)).column is None  # a name for each row
 
 
 class TestNamedTypes:
