@@ -252,7 +252,7 @@ def open_parquet(path: Path) -> TableSource:
             raise_missing_file(path)
         except (*ARRAY_READ_ERRORS, ArrowException) as error:
             got = f"{subject} ({type(error).__name__})"
-            remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
+            remedy = "Leave out columns of lists; pandas writes such files: to_parquet(path)."
             raise_input_error("path", "be a Parquet file of numbers and text", got, remedy)
 
     with report_errors(path):

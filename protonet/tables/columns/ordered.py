@@ -311,7 +311,8 @@ class Date(OrderedColumn):
         if unparsed.any() and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
             days[unparsed] = parse_distinct_cells(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
         elif unparsed.any():
-            parse = partial(parse_date_with_any_time, date_format=self.format)
+            is_time = self.format == "iso" and 0 <= self.mean < 1 and self.scale < 1  # times of Parquet files
+            parse = partial(parse_date_with_any_time, date_format="%H:%M:%S" if is_time else self.format)
             days[unparsed] = parse_distinct_cells(parse, cells[unparsed])
         return days
 
