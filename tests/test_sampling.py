@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from scipy.stats import chisquare
 from sklearn.neighbors import NearestCentroid
 
-from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
+from protonet.losses import add_to_class_sums, class_means, cosine_cross_entropy, episodic_loss
 from protonet.sampling import draw_without_replacement, index_classes, sample_episodes
 from tests.strategies import blobs, seeds
 
@@ -56,6 +56,16 @@ def test_means_are_scikit_learns_centroids() -> None:
     means, counts = class_means(torch.ones(2, 3), torch.tensor([0, 2]), 4)
     assert counts.tolist() == [1, 0, 1, 0]
     assert means[1].tolist() == [0, 0, 0]
+
+
+@given(seed=seeds, size=st.integers(1, 30))
+def test_sums_of_classes_do_not_depend_on_the_blocks(seed: int, size: int) -> None:
+    x, y = blobs(seed)
+    weights = torch.rand(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.5
+    start = torch.ones(5, x.shape[1], dtype=torch.float64)
+    sums = add_to_class_sums(start.clone(), x.double().split(size), y, weights)
+    slow = [1 + (weights[y == label, None] * x[y == label]).sum(dim=0) for label in range(5)]
+    torch.testing.assert_close(sums, torch.stack(slow))
 
 
 def labels_of(counts: list[int]) -> torch.Tensor:
