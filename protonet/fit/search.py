@@ -194,7 +194,7 @@ class SearchResult(NamedTuple):
         folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.mlp_sizes)
         partitions = tuple(
-            [evaluator.make_candidate(each.spec, each.cosines[keep], each.flops) for each in partition]
+            evaluator.with_cosines(partition, [candidate.cosines[keep] for candidate in partition])
             for partition in self.partitions
         )
         return self._replace(evaluator=evaluator, partitions=partitions)
@@ -286,19 +286,21 @@ def _evaluate_other_partitions(
             continue  # of few groups, some partitions hold out other rows
         partition = CandidateEvaluator(evaluator.rows, [fold.to(device) for fold in folds], evaluator.mlp_sizes)
         order = positions.argsort()[held_out.argsort().argsort()]
-        evaluated = []
+        cosines = list[Tensor]()
         for candidate in candidates:
             spec = candidate.spec
             if spec.is_trained or spec.tags & PARTITION_LIMITS.first_partition_tags:
-                evaluated.append(candidate)
+                cosines.append(candidate.cosines)
                 continue
-            again = partition.evaluate_and_cache(spec) if spec.source is None else partition.evaluate(spec)
-            if again is None:
+            if spec.source is None:
+                cosines.append(partition.compute_cached_cosines(spec)[order])
+            elif (again := partition.compute_view_cosines(spec)) is None:
                 break
-            evaluated.append(candidate._replace(cosines=again.cosines[order], losses=again.losses[order]))
-        if len(evaluated) < len(candidates):
+            else:
+                cosines.append(again[0][order])
+        if len(cosines) < len(candidates):
             break  # the time is over
-        repeats.append(evaluated)
+        repeats.append(evaluator.with_cosines(candidates, cosines))
     return repeats
 
 

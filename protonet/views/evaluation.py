@@ -146,7 +146,22 @@ class CandidateEvaluator:
         return [view.source for view in self.fit(spec.source)]
 
     def evaluate(self, spec: ViewSpec) -> Candidate | None:
-        """Fit a view to each fold, and evaluate it on the held-out rows.
+        """Fit a view to each fold, and evaluate it on the held-out rows; None as for `compute_view_cosines`."""
+        result = self.compute_view_cosines(spec)
+        return None if result is None else self.make_candidate(spec, *result)
+
+    def evaluate_and_cache(self, spec: ViewSpec) -> Candidate:
+        """Evaluate a view in cross-validation, and cache the fitted views, since other views may use their output."""
+        return self.make_candidate(spec, self.compute_cached_cosines(spec))
+
+    def with_cosines(self, candidates: Sequence[Candidate], cosines: Sequence[Tensor]) -> list[Candidate]:
+        """Copy candidates with other cosines (n_held_out, num_classes), and compute the losses of all at once."""
+        losses = self.compute_losses(torch.stack(list(cosines)))
+        parts = zip(candidates, cosines, losses, strict=True)
+        return [candidate._replace(cosines=part, losses=loss) for candidate, part, loss in parts]
+
+    def compute_view_cosines(self, spec: ViewSpec) -> tuple[Tensor, float] | None:
+        """Fit a view to each fold; return the cosines (n_held_out, num_classes), and the prediction time in flops.
 
         Returns None after the deadline, or if the view is clearly too bad on the first fold (`should_prune`).
         """
@@ -157,11 +172,11 @@ class CandidateEvaluator:
             cosines.append(self.compute_fold_cosines(partial(map_features, view), index))
             if self.is_past_deadline() or (index == 0 and self.should_prune(cosines[0])):
                 return None
-        return self.make_candidate(spec, torch.cat(cosines), flops)
+        return torch.cat(cosines), flops
 
-    def evaluate_and_cache(self, spec: ViewSpec) -> Candidate:
-        """Evaluate a view in cross-validation, and cache the fitted views, since other views may use their output."""
-        return self.make_candidate(spec, self.compute_cosines([partial(map_features, view) for view in self.fit(spec)]))
+    def compute_cached_cosines(self, spec: ViewSpec) -> Tensor:
+        """Compute the cosines (n_held_out, num_classes) of a view whose fitted views are cached, as `fit` does."""
+        return self.compute_cosines([partial(map_features, view) for view in self.fit(spec)])
 
     def compute_cosines(self, fold_maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Compute the cosines (n_held_out, num_classes) of the held-out rows, by one feature map for each fold."""
