@@ -148,7 +148,7 @@ class Category(FittedColumn):
 
     def summary(self) -> str:
         """Summarize the first levels of the column in one line, for users."""
-        names = [to_printable(level) if level else "missing" for level in self.levels[:4]]
+        names = [to_printable(level)[:50] if level else "missing" for level in self.levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._has_all_levels)
         return f"category: {', '.join(names)}"
 

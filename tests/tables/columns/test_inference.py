@@ -72,6 +72,7 @@ def test_inferred_types() -> None:
         (cycle("10 to 20", "20 to 30", "over 30"), "number, midpoints of intervals"),
         (cycle("0-9", "10-19", "20+", "NA"), "number, midpoints of intervals, 25 % missing"),
         (cycle("yes", "no"), "category: no, yes"),
+        (cycle("no", "y" * 9000), f"category: no, {'y' * 50}"),
         (cycle("True", "False", ""), "category: missing, False, True"),
         (cycle("Adelie", "Gentoo", "Chinstrap", "?"), "category: missing, Adelie, Chinstrap, Gentoo"),
         (cycle("01", "02", "07"), "category: 01, 02, 07"),
