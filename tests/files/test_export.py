@@ -164,3 +164,23 @@ def test_a_network_is_compiled_without_graph_breaks() -> None:
     with torch.no_grad():
         compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")
         check_program(compiled, network, 5, 40)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.onnx and onnxscript: deprecations of what they call
+def test_torch_onnx_checks_the_exporter(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="it translates torch's operators")
+    network = views_of(make_network(learned=False), "linear", "kernel_ridge", "forest")
+    model = Model(network=network, classes=tuple(range(5)))
+    export_onnx(tmp_path / "ours.onnx", model)
+    n = torch.export.Dim("n", min=1)
+    with torch.no_grad():
+        program = torch.onnx.export(network, (draw(2),), dynamo=True, dynamic_shapes=({0: n},), verbose=False)
+    assert program is not None
+    program.save(tmp_path / "theirs.onnx")
+    ours, theirs = start_session(tmp_path / "ours.onnx"), start_session(tmp_path / "theirs.onnx")
+    for rows in (1, 60):
+        x = draw(rows).numpy()
+        logits = theirs.run(None, {theirs.get_inputs()[0].name: x})[0]
+        np.testing.assert_allclose(ours.run(None, {"features": x})[0], logits, atol=2e-5)
+        with torch.no_grad():
+            np.testing.assert_allclose(network(draw(rows)).numpy(), logits, atol=1e-5)
