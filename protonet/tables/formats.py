@@ -240,7 +240,10 @@ def _to_label_column(labels: np.ndarray) -> np.ndarray:
 
 
 def open_parquet(path: Path) -> TableSource:
-    """Open a Parquet file as a table; the unnamed index of a data frame becomes an unnamed column."""
+    """Open a Parquet file as a table; lists of equally many numbers, such as embeddings, become one column per number.
+
+    The unnamed index of a data frame becomes an unnamed column.
+    """
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
@@ -252,34 +255,76 @@ def open_parquet(path: Path) -> TableSource:
             raise_missing_file(path)
         except (*ARRAY_READ_ERRORS, ArrowException) as error:
             got = f"{subject} ({type(error).__name__})"
-            remedy = "Leave out columns of lists; pandas writes such files: to_parquet(path)."
-            raise_input_error("path", "be a Parquet file of numbers and text", got, remedy)
+            remedy = "Leave out other columns; pandas writes such files: to_parquet(path)."
+            raise_input_error(
+                "path", "be a Parquet file of numbers, lists of equally many numbers and text", got, remedy
+            )
 
     with report_errors(path):
         file = parquet.ParquetFile(path, buffer_size=2**20)
-        header = list(file.schema_arrow.names)
-    distinct = len(set(header)) == len(header)
+        fields = list(file.schema_arrow)
+        widths = [_find_list_width(file, field) for field in fields]
+    distinct = len({field.name for field in fields}) == len(fields)
+    # The field of each column, and its index in the lists of the field.
+    columns_of = [(index, element) for index, width in enumerate(widths) for element in range(width or 1)]
 
     def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
-        start, names = 0, list(dict.fromkeys(header[index] for index in indices))
+        used = list(dict.fromkeys(columns_of[index][0] for index in indices))
+        start, names = 0, [fields[index].name for index in used]
         with report_errors(path):
-            step = max(1, CELLS_PER_CHUNK // max(1, len(header)))
+            step = max(1, CELLS_PER_CHUNK // max(1, len(columns_of)))
             batches = file.iter_batches(step, columns=names if distinct and names else None)
         while True:
             with report_errors(path):
                 batch = next(batches, None)
             if batch is None:
                 return
-            columns = []
-            for index in indices:
-                values = batch.column(header[index] if distinct else index)
-                with report_errors(f"{values.type} in column {header[index]}"):
-                    columns.append(arrow_to_numpy(values))
+            cells = dict[int, Sequence[np.ndarray] | np.ndarray]()
+            for index in used:
+                values, width = batch.column(fields[index].name if distinct else index), widths[index]
+                with report_errors(f"{values.type} in column {fields[index].name}"):
+                    cells[index] = [arrow_to_numpy(values)] if width is None else _split_lists(values, width)
+            columns = [cells[field][element] for field, element in (columns_of[index] for index in indices)]
             yield TableChunk(columns, range(start, start + len(batch)))
             start += len(batch)
 
-    names = ["" if re.fullmatch(r"__index_level_\d+__", name) else normalize_column_name(name) for name in header]
-    return TableSource(header=names, n_columns=len(header), read_chunks=read_chunks, n_rows=file.metadata.num_rows)
+    names = ["" if re.fullmatch(r"__index_level_\d+__", field.name) else field.name for field in fields]
+    header = [
+        normalize_column_name(names[index] if widths[index] is None else f"{names[index]}_{element}")
+        for index, element in columns_of
+    ]
+    return TableSource(header=header, n_columns=len(header), read_chunks=read_chunks, n_rows=file.metadata.num_rows)
+
+
+def _find_list_width(file: Any, field: Any) -> int | None:
+    """Find how many numbers the first list in a field of a Parquet file has; None for fields of other types."""
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    dtype, types = field.type, pa.types
+    if not (types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype)):
+        return None
+    if not (types.is_floating(dtype.value_type) or types.is_integer(dtype.value_type)):
+        return None
+    if types.is_fixed_size_list(dtype):
+        return int(dtype.list_size) or None
+    rows = (batch.column(0)[0] for batch in file.iter_batches(1, columns=[field.name]))
+    return len(next((row for row in rows if row.is_valid), ())) or None
+
+
+def _split_lists(values: Any, width: int) -> np.ndarray:
+    """Convert an Arrow array (b,) of lists of ``width`` numbers to numbers (width, b); missing lists become NaN.
+
+    Raises an ArrowException if a list has another length.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - optional
+
+    if (values.drop_null().value_lengths().to_numpy() != width).any():
+        raise pa.ArrowInvalid("lists of different lengths")
+    numbers = arrow_to_numpy(values.flatten()).reshape(-1, width)  # without missing lists
+    if values.null_count:
+        present, numbers = numbers, np.full((len(values), width), np.nan)
+        numbers[values.is_valid().to_numpy(zero_copy_only=False)] = present
+    return np.ascontiguousarray(numbers.T)
 
 
 def arrow_to_numpy(values: Any) -> np.ndarray:

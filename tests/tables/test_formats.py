@@ -325,12 +325,30 @@ def test_parquet_columns_are_read_by_name(tmp_path: Path) -> None:
     parquet.write_table(pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"]), tmp_path / "twice.parquet")
     source = open_table_source(tmp_path / "twice.parquet")
     assert (source.header, read(source, 1)[0]) == (["a", "a"], [["x"]])
-    nested = pa.table({"a": [[1], [2]], "b": [1, 2], "c": pa.array([2**62] * 2, pa.timestamp("ms"))})
+    nested = pa.table({"a": [["x"], ["y"]], "b": [1, 2], "c": pa.array([2**62] * 2, pa.timestamp("ms"))})
     parquet.write_table(nested, tmp_path / "nested.parquet")
     assert read(open_table_source(tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
     for column, message in ((0, "got list<.* in column a "), (2, r"got timestamp\[.*\] in column c ")):
-        with pytest.raises(InputError, match=f"^`path` must be a Parquet file of numbers and text; {message}"):
+        with pytest.raises(InputError, match=f"^`path` must be a Parquet file of numbers.*; {message}"):
             read(open_table_source(tmp_path / "nested.parquet"), column)
+
+
+@pytest.mark.parametrize("width", [-1, 3])
+def test_lists_of_numbers_in_parquet_are_columns(tmp_path: Path, width: int) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [None, [1.0, 2.0, 3.0], [4.0, 5.0, None]] * 400
+    table = pa.table({"name": ["x"] * 1200, "e": pa.array(rows, pa.list_(pa.float32(), width)), "label": ["a"] * 1200})
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=500)
+    source = open_table_source(tmp_path / "x.parquet")
+    assert source.header == ["name", "e_0", "e_1", "e_2", "label"]
+    labels, last, first = read(source, 4, 3, 1)[0]
+    assert set(labels) == {"a"}
+    np.testing.assert_array_equal(first, [np.nan, 1.0, 4.0] * 400)
+    np.testing.assert_array_equal(last, [np.nan, 3.0, np.nan] * 400)
+    parquet.write_table(pa.table({"e": [[1, 2], [3]]}), tmp_path / "odd.parquet")
+    message = r"^`path` must be .* lists of equally many numbers .*; got list<.* in column e "
+    with pytest.raises(InputError, match=message):
+        read(open_table_source(tmp_path / "odd.parquet"), 0)
 
 
 def write_excel(path: Path) -> None:
