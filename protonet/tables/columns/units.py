@@ -56,7 +56,9 @@ _FOOTNOTE_MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}
 
 # Parts of dates that are not read: weekdays, "th" of 5th, the comma before a time, time zones of GMT, German "Uhr".
 _DATE_NOISE = re.compile(
-    r"\b(?:mo|tu|di|we|mi|th|do|fr|sa|su|so|lundi|mardi|mercredi|jeudi|vendredi)[a-z]{0,8}[.,]?\s+(?=.*\d)"
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tues?|wed|thu(?:rs?)?|fri|sat|sun"
+    r"|(?:mon|diens|donners|frei|sams|sonn)tag|mittwoch|sonnabend|mo|di|mi|do|fr|sa|so"
+    r"|(?:lun|mar|mercre|jeu|vendre|same)di|dimanche)[.,]?\s+(?=.*\d)"
     r"|(?<=\d)(?:st|nd|rd|th|er)\b|,(?=\s\d\d?:\d\d)|\s(?:GMT|UTC|Uhr)$",
     re.IGNORECASE,
 )
