@@ -30,9 +30,9 @@ DELIMITED_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIX
 TABLE_SUFFIXES = (*DELIMITED_SUFFIXES, ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.
 DEFAULT_ROW_FORMAT = "row {} (counted from 0)"
-#: Match the column, the first and the last row of a merged cell in the XML of a sheet, and a formula without a value.
+#: Match column, first and last row of a merged cell in the XML of a sheet; and a formula without a value, not even "".
 _MERGED_CELL = re.compile(rb'mergeCell ref="([A-Z]{1,3})(\d{1,7}):[A-Z]+(\d{1,7})"')
-_FORMULA_WITHOUT_VALUE = re.compile(rb"</f>(?:<v ?/>|<v></v>)?</c>")
+_FORMULA_WITHOUT_VALUE = re.compile(rb'<c (?![^>]*t="str")[^>]*><f[^>]*>[^<]*</f>(?:<v ?/>|<v></v>)?</c>')
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 

@@ -11,6 +11,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -416,11 +417,17 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cells in ("A1:C1", "A3:A5", "A6:A7"):
         book.active.merge_cells(cells)
     book.save(tmp_path / "merged.xlsx")
+    with ZipFile(tmp_path / "merged.xlsx") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    sheet = "xl/worksheets/sheet1.xml"
+    with ZipFile(tmp_path / "merged.xlsx", "w") as archive:
+        for name, part in (parts | {sheet: parts[sheet].replace(b'r="C3"', b'r="C3" t="str"')}).items():
+            archive.writestr(name, part)  # C3 is the empty text, as Excel writes it
     source = open_table_source(tmp_path / "merged.xlsx")
     assert read(source, 0)[0] == [["p", "p", "p", "q", "q"]]
     assert source.notes[:2] == [
         "3 cells filled from merged cells above",
-        "2 formulas without a value: save the workbook in a spreadsheet",
+        "1 formula without a value: save the workbook in a spreadsheet",
     ]
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
