@@ -163,7 +163,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     *(("betas[0]", {"betas": (bad, 0.98)}) for bad in NOT_FINITE),
     *(("betas[1]", {"betas": (0.9, bad)}) for bad in (*NOT_FINITE, 1.0)),
     *(("betas", {"betas": bad}) for bad in (0.9, (0.9,), None)),
-    *(("lr", {"lr": bad}) for bad in ("0.1", None)),
+    *(("lr", {"lr": bad}) for bad in ("0.1", None, np.True_, np.ones(2))),
     *((name, {name: True}) for name in ("fused", "capturable", "differentiable", "amsgrad")),
 ]
 

@@ -7,7 +7,8 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, NoReturn, SupportsFloat
+from numbers import Real
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -222,7 +223,7 @@ def _validate_group(group: ParameterGroup) -> None:
     values = {name: group[name] for name in ("lr", "weight_decay", "eps")}
     for name, value in (values | {"betas[0]": betas[0], "betas[1]": betas[1]}).items():
         upper = 1.0 if name.startswith("betas") else math.inf
-        numeric = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, SupportsFloat)
+        numeric = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
         if not numeric or isinstance(value, bool) or not 0 <= float(value) < upper:
             raise_error(name, f"be in [0, {upper:g})", repr(value), "Use the default.")
 
