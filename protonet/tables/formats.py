@@ -417,10 +417,10 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
-    if rows and rows[0] in rows[1:]:
+    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
+    if width > 1 and rows[0] in rows[1:]:
         got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}, sheet {title!r}"
         raise_input_error("path", "hold one table", got, "Save each table in its own sheet.")
-    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
     header = [normalize_column_name(_excel_cell_to_text(cells[0])) for cells in transposed]
     valid = ([cell if _has_valid_value(cell) else None for cell in cells[1:]] for cells in transposed)

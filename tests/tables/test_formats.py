@@ -411,6 +411,11 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"hold one table; got the header again in row 4 of "):
         open_table_source(tmp_path / "twice.xlsx")
     book = openpyxl.Workbook()
+    for word in ("word", "other", "word"):
+        book.active.append([word])
+    book.save(tmp_path / "words.xlsx")
+    assert read(open_table_source(tmp_path / "words.xlsx"), 0)[0] == [["other", "word"]]
+    book = openpyxl.Workbook()
     table: list[list[object]] = [["A title"], ["kind", "n", "twice"], ["p", 1, "=2*B3"], [None, 2, "=2*B4"]]
     for line in [*table, [], ["q", 4], [None, 5]]:
         book.active.append(line)
