@@ -346,6 +346,17 @@ def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) ->
     assert model.metadata["samples"] == [12, 12, 12]
 
 
+def test_commands_match_names_of_columns_in_another_form(tmp_path: Path, run: Run) -> None:
+    frame = FRAME[["rings", "bark"]].set_axis(["Gro\u0308\u00dfe", " bark"], axis=1)
+    fitted, table = make().fit(frame, Y), tmp_path / "t.csv"
+    fitted.save(tmp_path / "m.protonet")
+    frame.assign(kind=Y).to_csv(table, index=False)
+    predicted = pd.read_csv(io.StringIO(run("predict", tmp_path / "m.protonet", table)))
+    assert predicted["class"].tolist() == fitted.predict(frame).tolist()
+    output = run("fit", table, *FAST, "--column-type", "Gro\u0308\u00dfe=category", "-o", tmp_path / "other.protonet")
+    assert "Gr\u00f6\u00dfe: category" in output
+
+
 @pytest.mark.parametrize("labels", [np.arange(N) % 3 + 0.5, np.array([1, "a", 2] * 12, object)])
 def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path) -> None:
     model = make().fit(np.arange(N, dtype=float)[:, None], labels.astype(str))
