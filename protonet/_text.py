@@ -44,8 +44,8 @@ def unescape_formula(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and _SPREADSHEET_FORMULA.match(cell) else cell
 
 
-def normalize_column_name(name: str) -> str:
-    """Write white space in the name of a column as single spaces, and letters in Unicode's form NFC."""
+def normalize_spelling(name: str) -> str:
+    """Write white space in a name as single spaces, and letters in Unicode's form NFC."""
     return unicodedata.normalize("NFC", " ".join(name.split()))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict
-from protonet._text import normalize_column_name, shorten_list
+from protonet._text import normalize_spelling, shorten_list
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.loading import AUTO, NONE, get_encoder_modality, reload_encoder
 from protonet.embeddings.pictures.reading import is_picture_path
@@ -223,7 +223,7 @@ class TablePipeline(Model):
     def new_row_spec(self) -> ReadSpec:
         """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
         dropped = self.metadata.get("left_out")
-        names = tuple(map(normalize_column_name, self.columns or ()))  # those of data frames may have another form
+        names = tuple(map(normalize_spelling, self.columns or ()))  # those of data frames may have another form
         return ReadSpec(
             label_column=self.label_column,
             require_labels=False,

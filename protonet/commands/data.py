@@ -38,6 +38,7 @@ from protonet.tables.drift import compute_column_statistics
 from protonet.tables.features import (
     TableFeatures,
     describe_left_out_rows,
+    describe_uninformative_rows,
     encode_block,
     fit_features,
     split_uninformative_rows,
@@ -200,7 +201,6 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
     notes += describe_left_out_rows(left_out, table.position_format)
     notes += _warn_about_rows(rows, features.numpy(), names, empty)
-    extra = [name for name in (options.group, options.id) if name is not None]
     missing_texts = options.missing_values
     return EncodedTable(
         x=features,
@@ -215,7 +215,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         positions=block.positions[: len(labels)],
         position_format=table.position_format,
         row_indices=block.row_indices[: len(labels)],
-        row_ids=None if options.id is None else block.extra_columns[extra.index(options.id)].astype(str).tolist(),
+        row_ids=None if options.id is None else block.extra_columns[-1].astype(str).tolist(),  # behind the groups
         group_names=rows.group_names.tolist(),
         notes=notes,
         missing_counts=[int(is_missing(column).sum()) for column in labelled],
@@ -255,8 +255,7 @@ def _warn_about_rows(rows: TableRows, x: np.ndarray, names: ClassNameRows | None
     notes = []
     if lost:
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
-    if empty.any():
-        notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: no cell is known")
+    notes += [f"warning: {note}" for note in describe_uninformative_rows(empty)]
     informative = np.flatnonzero(~empty).tolist()
     given = [rows.classes[rows.labels[row]] for row in informative]
     locations = [rows.table.position_format.format(rows.labelled_block.positions[row]) for row in informative]
@@ -350,26 +349,24 @@ def _fit_table_to_label(options: SuggestOptions | PageOptions, label: str) -> Ta
     # One class for all: no column is then dropped as a copy of the label.
     one_class = block._replace(labels=np.zeros(len(block.positions), np.int64))
     features = fit_features(table, one_class, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
-    n = len(features.x)
-    uninformative_mask = np.zeros(n, bool)
+    labels = list(map(str, block.labels))
+    uninformative_mask = np.zeros(len(features.x), bool)
     if features.encoding is not None:
         cells = _select_column_cells(table, block, features.columns)
         uninformative_mask = features.encoding.is_uninformative(cells)
-    if uninformative_mask.any():
-        rows = plural(int(uninformative_mask.sum()), "row")
-        table.notes.append(f"{rows} without information: no cell is known")
-    likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(block.labels)]
+    table.notes.extend(describe_uninformative_rows(uninformative_mask))
+    likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not labels]
     if likely:
         table.notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     return TableToLabel(
         x=torch.from_numpy(np.ascontiguousarray(features.x)),
         table=table,
-        has_label=torch.from_numpy(block.labels != "") if len(block.labels) else torch.zeros(n, dtype=torch.bool),
+        has_label=_mark_labelled_rows(labels, len(features.x)),
         encoding=features.encoding,
         columns=features.columns,
         notes=tuple(features.notes),
         positions=list(block.positions),
-        labels=list(map(str, block.labels)),
+        labels=labels,
         uninformative_mask=torch.from_numpy(uninformative_mask),
     )
 
@@ -388,13 +385,18 @@ def _encode_table_to_label(options: SuggestOptions | PageOptions, model: TablePi
     return TableToLabel(
         x=torch.from_numpy(x),
         table=table,
-        has_label=torch.tensor([name != "" for name in labels] or [False] * len(x)),
+        has_label=_mark_labelled_rows(labels, len(x)),
         encoding=model.encoding,
         columns=model.columns,
         positions=positions,
         labels=labels,
         uninformative_mask=torch.from_numpy(uninformative_mask),
     )
+
+
+def _mark_labelled_rows(labels: Sequence[str], n: int) -> Tensor:
+    """Mark the rows (n,) bool whose label is not ""; no row is marked if there is no label column."""
+    return torch.tensor([label != "" for label in labels] or [False] * n)
 
 
 def _select_column_cells(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protonet._text import normalize_column_name
+from protonet._text import normalize_spelling
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
@@ -66,7 +66,7 @@ def option(
 
 
 #: Declare an option that names columns, which are normalized as the names in files are.
-column_option = partial(option, type=normalize_column_name)
+column_option = partial(option, type=normalize_spelling)
 
 
 def get_option_name(field: Field[Any]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protonet._text import normalize_column_name, shorten_list, to_printable
+from protonet._text import normalize_spelling, shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions, path_exists
 from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, warn_duplicate_pictures
@@ -78,8 +78,8 @@ def _format_respellings(respellings: Mapping[str, str]) -> str:
     """Format the first results of `detect_respellings`; invisible differences are described in words."""
     pairs = []
     for name, known in respellings.items():
-        visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
-        pairs.append(f"{name!r} for {known!r}" + " (spaces or Unicode form)" * (visible[0] == visible[1]))
+        looks_equal = normalize_spelling(name) == normalize_spelling(known)
+        pairs.append(f"{name!r} for {known!r}" + " (spaces or Unicode form)" * looks_equal)
     return shorten_list(pairs, 3)
 
 
@@ -235,7 +235,7 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
         if not equals:
             remedy = f"Pass for example {text or 'NAME'}=category."
             raise_input_error("column_type", "be NAME=TYPE", repr(text), remedy)
-        types[normalize_column_name(name)] = check_known_name("column_type", column_type, COLUMN_TYPES)
+        types[normalize_spelling(name)] = check_known_name("column_type", column_type, COLUMN_TYPES)
     return types
 
 

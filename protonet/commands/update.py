@@ -23,6 +23,7 @@ from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
+from protonet.tables.features import describe_uninformative_rows
 from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv, format_table
@@ -72,8 +73,7 @@ def run(options: UpdateOptions) -> None:
         contradictions += warn_held_out_contradictions(old, x_given, given, classes, locations)
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative_mask=empty)
-    if empty.any():
-        table.notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: no cell is known")
+    table.notes.extend(f"warning: {note}" for note in describe_uninformative_rows(empty))
     show_notes(table.all_notes, quiet=options.quiet)
     hashes = hash_rows(torch.from_numpy(x))
     earlier = torch.isin(hashes, model.training_hashes)

@@ -132,20 +132,20 @@ def fit_scale_and_offsets(
 
 
 def compute_fitted_losses(
-    cosines: Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None
+    cosines: Sequence[Tensor] | Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None
 ) -> Tensor:
     """Compute the log-losses (views, n) float64 of views, each at its own inverse temperature and class offsets.
 
     Args:
-        cosines: (views, n, num_classes) floating, of held-out rows to the class prototypes.
+        cosines: For each view, cosines (n, num_classes) floating of held-out rows to the class prototypes.
         labels: (n,) int64.
         class_sizes: (num_classes,), as for `fit_scale_and_offsets`.
         weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
     """
     frequencies = log_class_frequencies(class_sizes)
-    blocks = row_slices(len(cosines), cosines[0].numel())
-    parts = (_fit_logits(cosines[views], labels, class_sizes > 0, frequencies, weights)[2] for views in blocks)
-    return torch.cat(list(parts))
+    # Views are stacked block by block, since a copy of all would double the memory.
+    blocks = (torch.stack(list(cosines[views])) for views in row_slices(len(cosines), cosines[0].numel()))
+    return torch.cat([_fit_logits(block, labels, class_sizes > 0, frequencies, weights)[2] for block in blocks])
 
 
 def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
@@ -201,7 +201,10 @@ def _fit_logits(
                 moments += [product @ logs - mean * log_mean]
             derivatives[: len(moments)] += torch.stack(moments).double() @ row_weights
         excess = exponent - WEIGHTING.frequency_factor_mean
-        derivatives += torch.stack([ridge * factor, ridge, prior * excess, excess * 0 + prior, excess * 0])
+        derivatives[0] += ridge * factor
+        derivatives[1] += ridge
+        derivatives[2] += prior * excess
+        derivatives[3] += prior
         return losses.mean(dim=1) + (ridge * factor**2 + prior * excess**2) / 2, losses, derivatives
 
     factor = torch.where(separates, spread.clamp_min(NEWTON.min_variance).rsqrt(), 0.0)

@@ -361,6 +361,12 @@ def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tupl
     return block.select_rows(np.flatnonzero(~empty)) if left_out else block, left_out
 
 
+def describe_uninformative_rows(mask: np.ndarray) -> list[str]:
+    """Format a note that counts the rows of a mask (n,) bool, which have no known cell; an empty list for no rows."""
+    count = int(mask.sum())
+    return [f"{plural(count, 'row')} without information: no cell is known"] if count else []
+
+
 def describe_left_out_rows(positions: Sequence[int], position_format: str, file: str = "") -> list[str]:
     """Format a note that counts the unlabelled rows left out and names the first; an empty list for no rows."""
     text = f"{plural(len(positions), 'unlabelled row')} without a readable cell left out, first {position_format}"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protonet._text import escape_control_chars, normalize_column_name, plural, shorten_list, unescape_formula
+from protonet._text import escape_control_chars, normalize_spelling, plural, shorten_list, unescape_formula
 from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import delimited
@@ -161,7 +161,7 @@ def open_csv(
     """Open a file of delimited text as a table; the arguments are those of `open_table_source`."""
     notes: list[str] = []
     lines = delimited.read_delimited_rows(path, notes, names=names, text_column=text_column, has_header=has_header)
-    header = list(map(normalize_column_name, next(lines, (0, []))[1]))
+    header = list(map(normalize_spelling, next(lines, (0, []))[1]))
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
@@ -290,7 +290,7 @@ def open_parquet(path: Path) -> TableSource:
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", field.name) else field.name for field in fields]
     header = [
-        normalize_column_name(names[index] if widths[index] is None else f"{names[index]}_{element}")
+        normalize_spelling(names[index] if widths[index] is None else f"{names[index]}_{element}")
         for index, element in columns_of
     ]
     return TableSource(header=header, n_columns=len(header), read_chunks=read_chunks, n_rows=file.metadata.num_rows)
@@ -384,7 +384,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
             book = load_workbook(file, read_only=True, data_only=True)
             sheets = {worksheet.title: worksheet for worksheet in book.worksheets}
             title = next(iter(sheets)) if sheet is None else sheet
-            lines: list[Sequence[object]] = []
+            lines: list[tuple[object, ...]] = []
             notes: list[str] = []
             if title in sheets:
                 sheets[title].reset_dimensions()  # some programs write wrong ones
@@ -422,7 +422,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}, sheet {title!r}"
         raise_input_error("path", "hold one table", got, "Save each table in its own sheet.")
     transposed = list(islice(zip_longest(*rows), width))
-    header = [normalize_column_name(_excel_cell_to_text(cells[0])) for cells in transposed]
+    header = [normalize_spelling(_excel_cell_to_text(cells[0])) for cells in transposed]
     valid = ([cell if _has_valid_value(cell) else None for cell in cells[1:]] for cells in transposed)
     columns = list(map(convert_excel_column, valid))
 
@@ -443,7 +443,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     )
 
 
-def fill_merged_cells(lines: list[Sequence[object]], xml: bytes) -> list[str]:
+def fill_merged_cells(lines: list[tuple[object, ...]], xml: bytes) -> list[str]:
     """Copy the value of each merged cell in the ``xml`` of a sheet to all of its ``lines``; return a list of a note."""
     from openpyxl.utils import column_index_from_string  # noqa: PLC0415 - optional
 
@@ -453,7 +453,7 @@ def fill_merged_cells(lines: list[Sequence[object]], xml: bytes) -> list[str]:
         value = lines[rows.start - 1][column : column + 1] if rows else ()
         for row in rows if any(map(_has_content, value)) else ():
             before = [*lines[row][:column], *[None] * (column - len(lines[row]))]
-            lines[row] = [*before, *value, *lines[row][column + 1 :]]
+            lines[row] = (*before, *value, *lines[row][column + 1 :])
             n_filled += 1
     return [f"{plural(n_filled, 'cell')} filled from merged cells above"] * (n_filled > 0)
 

@@ -156,8 +156,7 @@ class CandidateEvaluator:
 
     def with_cosines(self, candidates: Sequence[Candidate], cosines: Sequence[Tensor]) -> list[Candidate]:
         """Copy candidates with other cosines (n_held_out, num_classes), and compute the losses of all at once."""
-        blocks = row_slices(len(cosines), cosines[0].numel())  # a copy of all would double the memory
-        losses = torch.cat([self.compute_losses(torch.stack(list(cosines[views]))) for views in blocks])
+        losses = compute_fitted_losses(cosines, self.labels, self.sizes, self.weights)
         parts = zip(candidates, cosines, losses, strict=True)
         return [candidate._replace(cosines=part, losses=loss) for candidate, part, loss in parts]
 

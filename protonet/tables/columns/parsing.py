@@ -425,10 +425,11 @@ def parse_date_with_any_time(cell: str, date_format: str) -> float:
     match = _TIME_AT_END.search(text)
     day, time = (text[: match.start()].rstrip(", "), match[0]) if match else (text, "")
     days = {_TIME_DIRECTIVES.sub("", part): None for part in date_format.split(DATE_FORMAT_SEPARATOR)}
-    if "" in days or not day:
-        return math.nan if day or "" not in days else parse_date(time, DATE_FORMAT_SEPARATOR.join(_TIME_FORMATS))
-    any_day = DATE_FORMAT_SEPARATOR.join([*days, *_UNAMBIGUOUS_DAY_FORMATS])
-    return parse_date(day, any_day) + (parse_date(time, DATE_FORMAT_SEPARATOR.join(_TIME_FORMATS)) if time else 0)
+    any_day, any_time = map(DATE_FORMAT_SEPARATOR.join, ([*days, *_UNAMBIGUOUS_DAY_FORMATS], _TIME_FORMATS))
+    if bool(day) == ("" in days):  # times of day have no day, other dates have one
+        return math.nan
+    clock = parse_date(time, any_time) if time or not day else 0
+    return clock + (parse_date(day, any_day) if day else 0)
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
