@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protonet._compat import disable_autocast, is_compiling
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
 from protonet.errors import raise_input_error
 from protonet.losses import MAX_CHUNK_ROWS, add_to_class_sums
@@ -92,9 +92,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute embeddings (n, embedding_dim) of unit norm of features x (n, input_dim)."""
-        device = x.device.type
-        cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False) if cast else nullcontext():
+        with disable_autocast(x.device.type):
             return self._embed(x)
 
     def _embed(self, x: Tensor) -> Tensor:
@@ -245,7 +243,7 @@ class PrototypeNetwork(nn.Module):
         def classify(rows: Tensor) -> Tensor:
             return self.mask_logits(batch_invariant_matmul(self._embed(rows), scaled) + self.offsets)
 
-        if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
+        if is_compiling():  # a loop over chunks would fix the number of rows
             return classify(rows)
         n_rows = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
         return torch.cat([classify(chunk) for chunk in rows.split(n_rows)])

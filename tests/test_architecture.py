@@ -20,7 +20,7 @@ LEVELS = {
         {"_text"},
         {"errors"},
         {"_validation"},
-        {"_io", "optimizer", "sampling", "losses", "selection"},
+        {"_compat", "_io", "optimizer", "sampling", "losses", "selection"},
         {"views"},
         {"embeddings"},
         {"tables"},

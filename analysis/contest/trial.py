@@ -36,6 +36,8 @@ WORKER_FILE = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
 TIMEOUT_SECONDS = 3600.0
 SPLIT_NAMES = ("train", "val", "test")
+#: Versions of the contest's image, which asks for ``torch>=2.2,<2.4``.
+CONTEST_PYTHON, CONTEST_TORCH = (3, 12), {(2, 2), (2, 3)}
 
 
 def add_options(parser: StudyParser) -> None:
@@ -43,6 +45,7 @@ def add_options(parser: StudyParser) -> None:
     known = partial(check_known_name, known_names=SAMPLES_PER_CLASS)
     parser.add_option("--config", "official", "or agentics: 1 sample per class", known)
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
+    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="interpreter (default: this one)")
 
 
 def run(options: argparse.Namespace) -> StudyReport:
@@ -52,18 +55,31 @@ def run(options: argparse.Namespace) -> StudyReport:
     submission = pack_single_file() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
-    result = evaluate_submission(submission, sample_official_data(*SAMPLES_PER_CLASS[options.config]))
+    split = sample_official_data(*SAMPLES_PER_CLASS[options.config])
+    result = evaluate_submission(submission, split, python=options.python)
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
-    line += "peak memory {peak_memory_mib:.0f} MiB\n"
-    return StudyReport(described | result, line.format(**result))
+    line += "peak memory {peak_memory_mib:.0f} MiB\nPython {python}, torch {torch}, numpy {numpy}: "
+    return StudyReport(described | result, line.format(**result) + describe_versions(result["python"], result["torch"]))
 
 
-def evaluate_submission(submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT) -> dict[str, Any]:
+def describe_versions(python: str, torch_version: str) -> str:
+    """Describe in a line whether versions are those of the contest: Python 3.12, torch 2.2 or 2.3."""
+    python_minor, torch_minor = (tuple(map(int, version.split(".")[:2])) for version in (python, torch_version))
+    if python_minor == CONTEST_PYTHON and torch_minor in CONTEST_TORCH:
+        return "the contest's versions\n"
+    return "not the contest's versions (Python 3.12, torch 2.2 or 2.3); `make contest-versions` runs these\n"
+
+
+def evaluate_submission(
+    submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT, python: str = sys.executable
+) -> dict[str, Any]:
     """Unpack a submission (ZIP or ``solution.py``), train it in a process without access to the repository; score it.
 
+    The process runs the interpreter ``python``, whose environment needs torch and numpy alone.
+
     The result has accuracy in [0, 1], score in [0, 100] (0 above ``param_limit`` parameters), parameters, seconds of
-    ``solve``, peak_memory_mib of the process, its threads, and the versions of python and torch. An InputError is
-    raised if the submission failed, its traceback being on stderr, or took more than an hour.
+    ``solve``, peak_memory_mib of the process, its threads, and the versions of python, torch and numpy. An InputError
+    is raised if the submission failed, its traceback being on stderr, or took more than an hour.
     """
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
@@ -83,7 +99,7 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
         request = {**limits, "metadata": described, "solution": str(workspace / "solution.py")}
         request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        command = [sys.executable, "-I", str(WORKER_FILE), str(top / "request.json")]
+        command = [python, "-I", str(WORKER_FILE), str(top / "request.json")]
         try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
             ended = subprocess.run(command, cwd=top, timeout=TIMEOUT_SECONDS, check=False, start_new_session=True)
         except subprocess.TimeoutExpired:

@@ -101,6 +101,7 @@ def evaluate_request(request: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_mib": round(measure_peak_memory(), 1),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "threads": torch.get_num_threads(),
     }
 

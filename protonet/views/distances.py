@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from protonet._compat import is_compiling
+
 INT16_MAX = 2**15 - 1  #: The largest 16-bit integer.
 DISTANCE_TILE_SIZE = 2**19  #: Number of pairs of coordinates that are compared at once, so that they fit in the cache.
 #: If the matrix has at least this many columns, the product of a row does not depend on the other rows of the batch.
@@ -41,7 +43,7 @@ def batch_invariant_distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor
 def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
     """Compute the L1 distances (n, units) of rows z (n, dim) to landmarks (units, dim)."""
     # ONNX has no operator for L1 distances, and gets a loop. The first use of `torch.onnx` imports it, for 0.5 s.
-    if not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
+    if not (is_compiling() and torch.onnx.is_in_onnx_export()):
         return torch.cdist(z, landmarks, p=1.0)
     from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
 
@@ -67,7 +69,7 @@ def quantized_l1_distances(z: Tensor, landmarks: Tensor, n_terms: int) -> Tensor
     """
     low, high, step = quantization_grid(landmarks, n_terms)
     inside = z.clamp(low, high)
-    if torch.compiler.is_compiling():  # sums of integers up to 2**24 are exact in float32
+    if is_compiling():  # sums of integers up to 2**24 are exact in float32
         integers = (((value - low) / step).round() for value in (inside, landmarks))
         return l1_distances(*integers) * step + (z - inside).abs().sum(dim=1, keepdim=True)
     rows, units = (((value - low) / step).round_().to(torch.int16).T.contiguous() for value in (inside, landmarks))

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet._compat import is_compiling
 from protonet.losses import class_means
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
@@ -283,7 +284,7 @@ class KernelBank(InputMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._pool_for_export(x)
         chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * count_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])

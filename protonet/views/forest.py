@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._compat import is_compiling
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.views import view
 from protonet.views.config import Config, bounded_field, raise_unless
@@ -239,7 +240,7 @@ class ForestView(view.View):
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._vote_for_export(z)
         return torch.cat([self._vote(rows) for rows in z.split(MAX_CHUNK_ROWS)])
 

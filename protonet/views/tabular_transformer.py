@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._compat import is_compiling
 from protonet.losses import class_means
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
@@ -354,7 +355,7 @@ class TabularTransformerView(View):
             passes = self.config.passes
             chunk_rows = max(1, TABULAR_TRANSFORMER.cells_per_chunk // (cells.columns + 1) // passes)
             parts = []
-            for x in (z,) if torch.compiler.is_compiling() else z.split(chunk_rows):
+            for x in (z,) if is_compiling() else z.split(chunk_rows):
                 parts.append(embed_rows(weights, cells.encode(x)[None], context).transpose(0, 1).flatten(1))
             return torch.cat(parts)
 

@@ -281,7 +281,7 @@ class View(RestorableModule):
 
         The result for a row must not depend on the other rows of the batch, to the last digits in float64; see
         `protonet.views.distances`. The input is float32 or float64, and so is the output. Many rows may be processed in
-        chunks, but not if ``torch.compiler.is_compiling()``: the batch size is then unknown.
+        chunks, but not if `protonet._compat.is_compiling`: the batch size is then unknown.
         """
         raise NotImplementedError
 
