@@ -5,12 +5,15 @@
 #   make hooks    install the hooks of pre-commit, which use .venv and need no network
 #   make docs     build the site in docs/_build/html: warnings are errors, links are checked
 #   make wheel    build a wheel, install it without extras into a bare environment and run an example there
+#   make contest-versions  evaluate the packed entry with torch 2.2.2, 2.3.1, 2.4.1 and the newest (20 GB, kept in a cache)
+#   make lowest   run the core tests with the lowest version of each dependency
+#   make promises measure what README and the guides promise, beside limits
 #   make pythons  run the core tests with each installed Python of the supported range
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test hooks docs wheel pythons clean
+.PHONY: run test hooks docs wheel contest-versions lowest promises pythons clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m analysis contest
@@ -33,6 +36,15 @@ docs: $(VENV)/.installed
 wheel: $(VENV)/.installed
 	PYTHON=$(BIN)/python .ci/wheel
 
+contest-versions: $(VENV)/.installed
+	.ci/contest-versions
+
+lowest:
+	.ci/pythons 3.10
+
+promises: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m analysis promises
+
 pythons:
 	.ci/pythons
 
@@ -46,4 +58,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info docs/_build docs/reference/methods.md docs/reference/commands.md docs/results
+	rm -rf $(VENV) build dist *.egg-info docs/_build docs/reference/methods.md docs/reference/commands.md docs/results

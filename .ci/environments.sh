@@ -16,17 +16,22 @@ find_python() {
   return 1
 }
 
-# make_environment NAME PYTHON PIP_ARGUMENT ...: install packages unless it was done before; print the interpreter's path
+# make_environment NAME PYTHON PACKAGE ...: install packages unless it was done before; print the interpreter's path.
+# uv installs: it needs seconds to find versions that fit, where pip needs minutes, and links files that environments share.
 make_environment() {
   local folder=$environments/$1 python=$2 made
   shift 2
-  made="$("$python" --version) $* $(cat -- $(printf '%s\n' "$@" | grep '\.txt$') /dev/null | cksum)"
+  made="$("$python" --version) $* $(cat .ci/lowest.txt | cksum)"
   if [[ $(cat "$folder/.made" 2>/dev/null) != "$made" ]]; then
-    mkdir -p "$environments"
-    rm -rf "$folder"
     echo "making $folder" >&2
-    "$python" -m venv "$folder" 1>&2 || "$python" -m virtualenv "$folder" 1>&2 || return 1
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 1>&2 || return 1
+    if [[ ! -e $environments/uv/.made ]]; then
+      python3 -m venv "$environments/uv" 1>&2 || python3 -m virtualenv "$environments/uv" 1>&2 || return 1
+      "$environments/uv/bin/python" -m pip install --quiet --disable-pip-version-check uv 1>&2 || return 1
+      touch "$environments/uv/.made"
+    fi
+    rm -rf "$folder"
+    "$environments/uv/bin/uv" venv --quiet --python "$python" "$folder" 1>&2 || return 1
+    "$environments/uv/bin/uv" pip install --quiet --python "$folder/bin/python" "$@" 1>&2 || return 1
     echo "$made" > "$folder/.made"
   fi
   echo "$folder/bin/python"

@@ -236,8 +236,17 @@ class PrototypeNetwork(nn.Module):
         """Compute unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
         return self._embed(self._flatten(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute logits (n, num_classes). The logits of a row do not depend on the other rows of the batch."""
+    def forward(self, x: Tensor, *, check: bool = False) -> Tensor:
+        """Compute logits (n, num_classes). The logits of a row do not depend on the other rows of the batch.
+
+        The logits of a row with NaN or infinity mean nothing. Most are NaN, whose argmax is class 0.
+
+        Args:
+            x: (n, ...) real features.
+            check: Whether to raise an InputError if a value is NaN or infinite, which waits for the device.
+        """
+        if check:
+            check_features("x", x, dim=self._input_dim)
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
 
         def classify(rows: Tensor) -> Tensor:

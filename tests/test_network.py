@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -391,3 +392,14 @@ def test_a_source_of_several_views_is_evaluated_and_listed_once() -> None:
     sources[0].register_forward_hook(lambda *_: calls.append(1))
     encoder(blobs(0)[0])
     assert len(calls) == 1
+
+
+def test_a_caller_can_have_rows_checked() -> None:
+    network = solve([blobs(0)], effort="fast")
+    x = blobs(0)[0].clone()
+    assert torch.equal(network(x, check=True), network(x))
+    x[3, 2] = math.nan
+    x[4, 0] = -math.inf
+    assert network(x).argmax(dim=1)[:3].tolist() == network(x[:3]).argmax(dim=1).tolist()
+    with pytest.raises(InputError, match=r"^`x` must be finite; got NaN or infinity in 2 of 30 rows"):
+        network(x, check=True)

@@ -296,7 +296,7 @@ def revive(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize(
-    ("at", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (5, torch.float16), (12, torch.float64)]
+    ("at", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (5, torch.float16), (12, torch.float64)], ids=str
 )
 def test_a_checkpoint_resumes_bit_for_bit(at: int, dtype: torch.dtype) -> None:
     model = make_model(dtype)
@@ -306,7 +306,9 @@ def test_a_checkpoint_resumes_bit_for_bit(at: int, dtype: torch.dtype) -> None:
     assert same(train(other, fresh, 8, first=at), train(model, optimizer, 8, first=at))
 
 
-@pytest.mark.parametrize(("dtype", "back"), [(torch.float64, False), (torch.bfloat16, True), (torch.float16, False)])
+@pytest.mark.parametrize(
+    ("dtype", "back"), [(torch.float64, False), (torch.bfloat16, True), (torch.float16, False)], ids=str
+)
 def test_a_checkpoint_resumes_after_a_change_of_dtype(dtype: torch.dtype, back: bool) -> None:
     first, second = (dtype, torch.float32) if back else (torch.float32, dtype)
     model = make_model(first)

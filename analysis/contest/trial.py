@@ -78,8 +78,9 @@ def evaluate_submission(
     The process runs the interpreter ``python``, whose environment needs torch and numpy alone.
 
     The result has accuracy in [0, 1], score in [0, 100] (0 above ``param_limit`` parameters), parameters, seconds of
-    ``solve``, peak_memory_mib of the process, its threads, and the versions of python, torch and numpy. An InputError
-    is raised if the submission failed, its traceback being on stderr, or took more than an hour.
+    ``solve``, peak_memory_mib of the process, added_memory_mib beyond that of torch and the data, threads, and the
+    versions of python, torch and numpy. An InputError is raised if the submission failed, its traceback being on
+    stderr, or took more than an hour.
     """
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)

@@ -78,6 +78,7 @@ def evaluate_request(request: dict[str, Any]) -> dict[str, Any]:
     with np.load(request["data"]) as arrays:
         parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
     loaders = [DataLoader(TensorDataset(*part), batch_size=BATCH_SIZE, shuffle=part is parts[0]) for part in parts]
+    before = measure_peak_memory()
     submission = import_solution(solution).Solution()
     torch.manual_seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - the contest does
@@ -99,6 +100,7 @@ def evaluate_request(request: dict[str, Any]) -> dict[str, Any]:
         "parameters": parameters,
         "seconds": round(seconds, 2),
         "peak_memory_mib": round(measure_peak_memory(), 1),
+        "added_memory_mib": round(measure_peak_memory() - before, 1),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": np.__version__,

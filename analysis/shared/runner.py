@@ -46,6 +46,7 @@ class StudyReport(NamedTuple):
 
     rows: object  #: Content of ``--json``.
     table: str  #: Markdown, printed and written by ``--markdown`` with the command that made it.
+    failures: Sequence[str] = ()  #: Lines for stderr; the exit status is 1 if there are any.
 
 
 class StudyParser(CommandParser):
@@ -124,6 +125,9 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
     if options.markdown is not None:
         options.markdown.write_text(f"{report.table}\nMade by `{options.command_line}`.\n", encoding="utf-8")
     print(report.table, end="")
+    if report.failures:
+        print(*report.failures, sep="\n", file=sys.stderr)
+        sys.exit(1)
 
 
 def load_installed_sets(names: Iterable[str], load: Callable[[str], DatasetT]) -> Iterator[tuple[str, DatasetT]]:

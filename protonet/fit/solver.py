@@ -47,7 +47,7 @@ from protonet.views.view import CPU
 PARAM_LIMIT = 500_000
 #: Default time limit of `solve` in seconds: well below the hour of the contest.
 TIME_LIMIT = 900.0
-#: Without ``param_limit``, the default effort trains MLPs only with at least this mean number of rows per class.
+#: Without ``param_limit``, `fit_solution` at the default effort trains MLPs only with this mean number of rows a class.
 MIN_MLP_ROWS_PER_CLASS = 100
 #: Fraction of the time limit that the selection may take; the remainder is for the final fit.
 SELECTION_TIME_FRACTION = 0.6
@@ -121,7 +121,8 @@ def solve(
     Args:
         train_loader: Batches ``(inputs, labels)``: inputs (b, ...) real, flattened to (b, input_dim); labels (b,)
             integers. Or a `torch.utils.data.Dataset` of samples ``(inputs, label)`` with a length; without a length, it
-            is an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays.
+            is an iterable of batches. Or one pair ``(inputs, labels)`` of tensors or arrays. At most 2**30 features in
+            all, since a loader may have no end.
         val_loader: Like ``train_loader``, or None. Its samples are training samples, too.
         metadata: Optional keys: ``input_dim``, by default the width of the inputs; ``num_classes``, by default the
             largest label + 1 (at least 2); ``param_limit``, by default 500,000; and ``device``, by default the CPU, on
@@ -132,8 +133,8 @@ def solve(
             array (m, ...), or batches of inputs (b, ...), alone or with labels, which are ignored. They are read once;
             more than a few thousand are subsampled.
         time_limit: Seconds, >= 0, most of them for the search; the best result so far is fitted and returned.
-        effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100 rows
-            per class; "best" always does. Or a `protonet.fit.search.ModelSearch`, the search space.
+        effort: "fast", "default" or "best"; "fast" trains no MLP. Or a `protonet.fit.search.ModelSearch`, the search
+            space.
         progress: Called with the name of the stage that begins and the finished fraction, from 0 to 1; at the end with
             "done" and 1. An exception that it raises ends the search.
         seed: Seed of the initial weights and episodes of MLPs, the only random choices: folds follow from the rows.
@@ -145,9 +146,12 @@ def solve(
     Raises:
         InputTypeError: A batch is not ``(inputs, labels)``, the samples of a dataset cannot be batched, labels are not
             integers, or an argument has another type.
-        InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
-            num_classes < 2, unknown metadata, a negative or non-finite limit, or an unknown effort.
+        InputError: No sample, too many, non-finite features, float64 features that hardly vary around a large mean,
+            labels outside [0, num_classes), another width than input_dim, num_classes < 2, unknown metadata, a negative
+            or non-finite limit, or an unknown effort.
     """
+    metadata = _parse_metadata(metadata)
+    metadata.setdefault("param_limit", PARAM_LIMIT)
     network = fit_solution(
         train_loader, val_loader, metadata, time_limit, effort, progress, seed, unlabelled=unlabelled
     ).network
@@ -173,8 +177,9 @@ def fit_solution(
 ) -> Solution:
     """Fit a network as `solve` does; also return the selected views and the training set, for further fits.
 
-    The arguments that `solve` does not have are:
+    The differences and the arguments that `solve` does not have are:
 
+    - Without ``metadata["param_limit"]``, the effort "default" trains MLPs only if there are 100 rows per class.
     - ``weights`` (n,) > 0: sample weights, in the order of the loaders.
     - ``groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
     - ``column_indices`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.

@@ -233,14 +233,18 @@ class CentringThresholds:
     """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
     max_ratio_constant_float32: float = 1e-6
     """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
-    max_ratio_constant_float64: float = 1e-10
-    """Float64 columns with a lower ratio count as constant, since the subtracted mean is stored in float32."""
+    max_ratio_constant_float64: float = 1e-15
+    """Float64 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
+    min_ratio_float64: float = 1e-12
+    """Float64 columns with a ratio from ``max_ratio_constant_float64`` to this are an error. The subtracted mean is
+    stored in float32, so that what is left of it would cost more than two digits of the differences."""
     rounding_step: float = 1e-5
     """Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then
     do not change the order."""
 
 
 CENTRING_THRESHOLDS = CentringThresholds()
+MAX_VALUES = 2**30  #: Maximum number of features of all rows of an argument: 4 GB in float32. A loader may have no end.
 LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 #: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
@@ -272,8 +276,10 @@ def read_labelled_samples(
             if loader is None
             else _iterate_batches(name, loader, LOADER_REMEDY)
         )
+        n_values = 0
         for batch_index, batch in enumerate(batches):
             inputs, targets = _validate_labelled_batch(name, batch_index, batch)
+            n_values = _count_values(name, n_values, inputs)
             if not len(inputs):
                 continue
             dim = dim or inputs.shape[1]
@@ -320,9 +326,10 @@ def read_unlabelled_samples(source: object, dim: int, max_rows: int) -> tuple[Te
     InputError if the source does not hold rows of ``dim`` finite real numbers.
     """
     sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
-    total = 0
+    total = n_values = 0
     for batch_index, batch in enumerate(_iterate_batches("unlabelled", source, UNLABELLED_REMEDY)):
         rows = _validate_unlabelled_batch(batch, batch_index, dim)
+        n_values = _count_values("unlabelled", n_values, rows)
         if not len(rows):
             continue
         hashes = _hash_rows(rows)
@@ -333,6 +340,19 @@ def read_unlabelled_samples(source: object, dim: int, max_rows: int) -> tuple[Te
         sampled, keys, indices = sampled[chosen], keys[chosen], indices[chosen]
         total += len(rows)
     return sampled, torch.from_numpy(indices), total
+
+
+def _count_values(name: str, n_values: int, batch: Tensor) -> int:
+    """Add the size of a batch to a number of values; raise an InputError above ``MAX_VALUES``.
+
+    An empty batch counts as 1,024 values, so that a loader that yields empty batches for ever is noticed as well.
+    """
+    n_values += batch.numel() or 1024
+    if n_values > MAX_VALUES:
+        got = f"more than {MAX_VALUES:,} values"
+        remedy = "Pass fewer rows, and check that the loader ends."
+        raise_input_error(name, f"have at most {MAX_VALUES:,} values, rows times features", got, remedy)
+    return n_values
 
 
 def _is_features_labels_pair(samples: object) -> bool:
@@ -424,7 +444,8 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     """Centre the columns whose mean is so large that float32 would lose the differences between rows.
 
     Features are (n, dim); weights (n,) > 0 weight the rows in the mean. Returns the features (n, dim) float32, and the
-    subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0.
+    subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0. Raises an InputError if
+    a column of float64 features varies too little around its mean.
     """
     parts = features.split(MAX_CHUNK_ROWS)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(MAX_CHUNK_ROWS)
@@ -445,6 +466,13 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
         if features.dtype == torch.float32
         else CENTRING_THRESHOLDS.max_ratio_constant_float64
     )
+    lost = (ratio > precision_limit) & (ratio < CENTRING_THRESHOLDS.min_ratio_float64)
+    if bool(lost.any()):
+        column = int(lost.nonzero()[0])
+        spread, centre = float(square[column].sqrt()), float(mean[column])
+        got = f"a standard deviation of {spread:.3g} around {centre:.3g} in column {column}"
+        constraint = "vary by more than 1e-12 of their mean"
+        raise_input_error("features", constraint, got, "Subtract the mean of the column first.")
     far = (ratio > precision_limit) & (ratio < CENTRING_THRESHOLDS.max_ratio_centred)
     origin = torch.where(far, mean, 0.0).to(torch.float32)
     if not bool(far.any()):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from analysis.__main__ import main
 from analysis.contest import draws
-from analysis.contest.trial import evaluate_submission
+from analysis.contest.trial import describe_versions, evaluate_submission
 from analysis.contest.worker import evaluate_request, measure_peak_memory
 from analysis.real_data.robustness import TUNED_BASELINES
 from analysis.shared.baselines import BASELINES, INVERSE_PENALTIES, N_FOLDS, concat_train_and_val
@@ -121,9 +121,15 @@ def test_public_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     assert 0.3 < result["accuracy"] < 0.6
     assert result["parameters"] <= 500_000
     assert result["submission"] == "single file"
-    line = capsys.readouterr().out
+    line, versions = capsys.readouterr().out.splitlines()
     assert line.startswith(f"accuracy {result['accuracy']:.4f}  score ")
-    assert line.count("\n") == 1
+    assert versions.startswith(f"Python {result['python']}, torch {result['torch']}, numpy {result['numpy']}: ")
+
+
+def test_versions_of_the_contest_are_named() -> None:
+    assert describe_versions("3.12.1", "2.3.1+cu121") == "the contest's versions\n"
+    for python, torch_version in (("3.11.7", "2.3.1"), ("3.12.1", "2.13.0+cpu"), ("3.12.1", "2.4.1")):
+        assert describe_versions(python, torch_version).startswith("not the contest's versions")
 
 
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:

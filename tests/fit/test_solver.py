@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
+from protonet.fit import training_set
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.networks import fit_selected_model
 from protonet.fit.search import ModelSearch
-from protonet.fit.solver import fit_solution
+from protonet.fit.solver import PARAM_LIMIT, fit_solution
 from protonet.losses import class_means
 from protonet.network import Encoder
 from protonet.views.linear import LinearFamily
@@ -211,6 +213,36 @@ def test_argument_errors() -> None:
         given: dict[str, Any] = {argument: value}
         with pytest.raises(error, match=f"^.*{message}"):
             solve([(X, Y)], **given)
+
+
+def test_without_a_limit_the_network_is_that_of_the_documented_one() -> None:
+    documented = solve((X, Y), None, {"param_limit": PARAM_LIMIT}, effort=LITTLE)
+    assert documented.count_parameters() > 0
+    for metadata in (None, {}, {"param_limit": None}):
+        assert same_state(solve((X, Y), None, metadata, effort=LITTLE), documented)
+
+
+@pytest.mark.parametrize("batch", [(X, Y), (X[:0], Y[:0])], ids=["rows", "empty batches"])
+def test_a_loader_without_end_is_an_error(batch: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_set, "MAX_VALUES", 10_000)
+    for arguments in ({"train_loader": repeat(batch)}, {"train_loader": [(X, Y)], "val_loader": repeat(batch)}):
+        with pytest.raises(InputError, match=r"_loader` must have at most 10,000 values, .*check that the loader ends"):
+            solve(**arguments)
+    with pytest.raises(InputError, match=r"^`unlabelled` must have at most 10,000 values"):
+        solve((X, Y), unlabelled=repeat(batch))
+
+
+@pytest.mark.parametrize("offset", [1e9, 1e11])
+def test_offsets_of_float64_features_are_subtracted_before_a_cast(offset: float) -> None:
+    x = X.double() + offset
+    network = solve((x, Y), effort="fast")
+    assert accuracy(network(x), Y) > 0.9
+
+
+def test_float64_features_whose_differences_would_be_lost_are_an_error() -> None:
+    message = "^`features` must vary by more than 1e-12 of their mean; got a standard deviation of .* around 1e.14"
+    with pytest.raises(InputError, match=message):
+        solve((X.double() + 1e14, Y))
 
 
 def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:

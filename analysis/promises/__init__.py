@@ -1,0 +1,1 @@
+"""What README and the guides promise, measured on the present code."""
