@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -343,6 +343,11 @@ class TabularTransformerView(View):
         """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, N_CLASS_CODES)."""
         shifted = self.classes + index * (self.classes // N_CLASS_CODES)
         return (CLASS_CODE_FACTORS[index] * shifted + index) % N_CLASS_CODES
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TabularTransformerView:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._encode_context()  # here, since `torch.export` could not compute it while it traces `forward`
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling, without the cached encoding of the context rows."""

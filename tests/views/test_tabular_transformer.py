@@ -199,6 +199,14 @@ def test_another_precision_encodes_the_context_again() -> None:
     assert float(F.cosine_similarity(half.float(), expected).min()) > 0.95
 
 
+def test_torch_exports_a_converted_view_before_its_first_use() -> None:
+    rows = draw_table(0)
+    view = TabularTransformerSpec().fit(rows)
+    with torch.no_grad():
+        program = torch.export.export(copy.deepcopy(view).float(), (rows.features,))
+        torch.testing.assert_close(program.module()(rows.features), view(rows.features), atol=1e-5, rtol=0)
+
+
 def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
     rows, others = draw_table(0), draw_table(1)
     view, other = TabularTransformerSpec(2).fit(rows), TabularTransformerSpec(2).fit(others)
