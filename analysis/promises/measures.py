@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,6 +148,7 @@ def measure_startup() -> Figures:
 def measure_sizes() -> Figures:
     """Measure the size of the wheel and of model files, in kB."""
     with tempfile.TemporaryDirectory() as folder:
+        shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would add deleted files from there
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*command, "--no-build-isolation", "--wheel-dir", folder, str(ROOT)], check=True)
         (wheel,) = Path(folder).glob("*.whl")

@@ -41,10 +41,27 @@ VIEW_TAGS = (
     "learned",
     "transformer",
 )
-N_VIEW_STATISTICS, N_DATASET_STATISTICS = 10, 23  #: Numbers of statistics of each view, and of each data set.
+#: Statistics of a data set that follow from its rows, in the order in which the prior was trained.
+ROW_STATISTICS = (
+    *("log_rows", "log_features", "log_classes", "mean_log_class_size", "log_smallest_class", "log_rows_per_feature"),
+    *("has_columns", "log_columns_per_feature", "log_shifts", "log_effective_dimension"),
+    *("log_effective_dimension_of_standardised", "std_of_log_deviations", "log_offset", "log_kurtosis"),
+    *("distinct_values", "zeros", "nonnegative_features", "mean_correlation"),
+)
+#: Statistics of a data set that follow from its held-out rows; all are 0 if no row can be held out.
+HELD_OUT_STATISTICS = ("has_held_out_rows", "log_held_out_rows", "mixture_loss", "mixture_accuracy", "log_sharpness")
+#: Statistics of a view. Those from the third on follow from held-out rows; all are 0 if no row can be held out.
+VIEW_STATISTICS = (
+    *("log_relative_spread", "is_constant", "excess_loss", "excess_loss_in_errors", "relative_loss"),
+    *("accuracy_below_best", "log_influence_by_loss", "log_influence", "gradient", "correlation_with_mixture"),
+)
+N_VIEW_STATISTICS, N_DATASET_STATISTICS = len(VIEW_STATISTICS), len(ROW_STATISTICS) + len(HELD_OUT_STATISTICS)
 #: Indices of the statistics of a data set from which the temperature is predicted: counts, and held-out results. The
 #: other statistics are not used for the temperature, since their effect differs between data sets.
-TEMPERATURE_STATISTIC_INDICES = [0, 2, 3, 4, 18, 19, 20, 21, 22]
+TEMPERATURE_STATISTIC_INDICES = [
+    (*ROW_STATISTICS, *HELD_OUT_STATISTICS).index(name)
+    for name in ("log_rows", "log_classes", "mean_log_class_size", "log_smallest_class", *HELD_OUT_STATISTICS)
+]
 N_HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 #: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
 MIN_VIEW_SPREAD = 1e-6
@@ -83,7 +100,7 @@ def encode_tags(specs: Sequence[ViewSpec]) -> Tensor:
 
 
 def compute_row_statistics(rows: TrainingRows) -> Tensor:
-    """Compute statistics (18,) float32 of labelled rows, such as the logarithms of their number and dimension.
+    """Compute the ``ROW_STATISTICS`` (18,) float32 of labelled rows, such as the logarithm of their number.
 
     The statistics do not depend on the unit of the features. They are inputs of the prior.
     """
@@ -102,27 +119,28 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
     ascending = values.sort(dim=0).values
     distinct = (ascending[1:] > ascending[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
     blocks = dim if rows.column_indices is None else int(rows.column_indices.max()) + 1
-    statistics = [
-        math.log(n),
-        math.log(dim),
-        math.log(len(counts)),
-        float(counts.log().mean()),
-        float(counts.min().log()),
-        math.log(n / dim),
-        float(rows.column_indices is not None),
-        math.log(blocks / dim),
-        math.log(len(rows.shifts)),
-        math.log(_effective_dimension(centred) / min(n, dim)),
-        math.log(_effective_dimension(unit) / min(n, dim)),
-        float(deviation.log().std(correction=0)),
-        math.log1p(float(x.mean(dim=0).double().square().sum() / deviation.square().sum())),
-        math.log(float(unit.pow(4).mean()) + 0.1),
-        float(distinct),
-        float((x == 0).double().mean()),
-        float((x.amin(dim=0) >= 0).double().mean()),
-        _mean_absolute_correlation(unit, ordered=rows.shifts != (0,)),
-    ]
-    return torch.tensor(statistics, dtype=torch.float32).clamp(-12, 12)
+    statistics = {
+        "log_rows": math.log(n),
+        "log_features": math.log(dim),
+        "log_classes": math.log(len(counts)),
+        "mean_log_class_size": float(counts.log().mean()),
+        "log_smallest_class": float(counts.min().log()),
+        "log_rows_per_feature": math.log(n / dim),
+        "has_columns": float(rows.column_indices is not None),
+        "log_columns_per_feature": math.log(blocks / dim),
+        "log_shifts": math.log(len(rows.shifts)),
+        "log_effective_dimension": math.log(_effective_dimension(centred) / min(n, dim)),
+        "log_effective_dimension_of_standardised": math.log(_effective_dimension(unit) / min(n, dim)),
+        "std_of_log_deviations": float(deviation.log().std(correction=0)),
+        "log_offset": math.log1p(float(x.mean(dim=0).double().square().sum() / deviation.square().sum())),
+        "log_kurtosis": math.log(float(unit.pow(4).mean()) + 0.1),  # a constant unit has the kurtosis 0
+        "distinct_values": float(distinct),
+        "zeros": float((x == 0).double().mean()),
+        "nonnegative_features": float((x.amin(dim=0) >= 0).double().mean()),
+        "mean_correlation": _mean_absolute_correlation(unit, ordered=rows.shifts != (0,)),
+    }
+    # Logarithms of degenerate rows, such as a single one far from 0, would be far outside of the training data.
+    return torch.tensor([statistics[name] for name in ROW_STATISTICS], dtype=torch.float32).clamp(-12, 12)
 
 
 def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
@@ -175,78 +193,135 @@ def build_prior_input(
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
-    seen_cosines = [scoring.select_by_class_mask(view, seen) for view in cosines]
-    shape = seen_cosines[0].shape  # (n, seen)
-    blocks = list(scoring.row_slices(shape[0], len(cosines) * shape[1]))
-
-    def stack_cosines(block: slice) -> Tensor:
-        """Stack the cosines of all views for a block of m rows: (views, m, classes with rows) float64."""
-        return torch.stack([view[block] for view in seen_cosines]).double()
-
-    variance = torch.empty(len(cosines), shape[0], dtype=torch.float64)
-    for block in blocks:
-        variance[:, block] = stack_cosines(block).var(dim=2, correction=0)
-    spread = variance.mean(dim=1).sqrt()
-    size = (spread.clamp_min(MIN_VIEW_SPREAD) / spread.max().clamp_min(MIN_VIEW_SPREAD)).log()
-    columns = [size.clamp_min(MIN_LOG_VIEW_INFLUENCE), (spread < MIN_VIEW_SPREAD).double()]
-    problem = compute_row_statistics(rows) if row_statistics is None else row_statistics
+    views = ViewCosines([scoring.select_by_class_mask(view, seen) for view in cosines])
+    spread = views.spreads
+    relative = (spread.clamp_min(MIN_VIEW_SPREAD) / spread.max().clamp_min(MIN_VIEW_SPREAD)).log()
+    statistics = {
+        "log_relative_spread": relative.clamp_min(MIN_LOG_VIEW_INFLUENCE),
+        "is_constant": (spread < MIN_VIEW_SPREAD).double(),
+    }
+    dataset = dict.fromkeys(HELD_OUT_STATISTICS, 0.0)
     if labels is None:
-        start = torch.where(spread > MIN_VIEW_SPREAD, 0.0, MIN_LOG_VIEW_INFLUENCE)
-        columns += [torch.zeros(len(tags), dtype=torch.float64)] * 8
-        problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_STD
+        start, factor = torch.where(spread > MIN_VIEW_SPREAD, 0.0, MIN_LOG_VIEW_INFLUENCE), DEFAULT_LOGIT_STD
     else:
-        n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
             losses = [scoring.fit_scale_and_offsets(view, labels, sizes, weights)[2] for view in cosines]
-        stacked_losses = torch.stack(list(losses))  # (views, n)
-        means = stacked_losses.mean(dim=1)
-        best = int(means.argmin())
-        error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
-        right = torch.stack([_accuracy_with_ties(view, labels) for view in cosines])
         soft = scoring.weights_from_losses(cosines, losses)
         joint = scoring.fit_view_weights(cosines, labels, sizes, soft, weights)
-        influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
-        start = influences[1].clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log()
-        divisor = spread.clamp_min(MIN_VIEW_SPREAD)[:, None, None]
-        targets = (seen.cumsum(dim=0) - 1)[labels]
-        mixed = torch.empty(shape, dtype=torch.float64)
-        for block in blocks:
-            mixed[block] = torch.tensordot(influences[1], stack_cosines(block) / divisor, dims=1)
+        by_loss, influence = ((view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint))
+        start = _log_influence(influence)
+        targets = (seen.cumsum(dim=0) - 1)[labels]  # classes are numbered without those that have no row
+        mixed = views.mix(influence)
         factor, offsets, mixture_losses = scoring.fit_scale_and_offsets(mixed, targets, sizes[seen], weights)
-        pull, inner, squares = (torch.zeros_like(spread) for _ in range(3))
+        gradient, alike = views.compare_with_mixture(mixed, targets, factor, offsets)
+        statistics |= _compare_losses(torch.stack(list(losses)), len(sizes[seen]))
+        right = torch.stack([_accuracy_with_ties(view, labels) for view in cosines])
+        statistics |= {
+            "accuracy_below_best": right - right.max(),
+            "log_influence_by_loss": _log_influence(by_loss),
+            "log_influence": start,
+            # The sum is that of the constraint that influences sum to 1.
+            "gradient": (gradient - (influence * gradient).sum()).clamp(-3, 3),
+            "correlation_with_mixture": alike,
+        }
+        dataset = {
+            "has_held_out_rows": 1.0,
+            "log_held_out_rows": math.log(len(labels)),
+            "mixture_loss": float(mixture_losses.mean()) / _max_loss(len(sizes[seen])),
+            "mixture_accuracy": float(_accuracy_with_ties(mixed, targets)),
+            "log_sharpness": math.log(max(factor, MIN_PRIOR_INVERSE_TEMPERATURE)),
+        }
+    missing = torch.zeros_like(spread)
+    per_view = torch.stack([statistics.get(name, missing) for name in VIEW_STATISTICS], dim=1)
+    of_rows = compute_row_statistics(rows) if row_statistics is None else row_statistics
+    of_dataset = torch.cat([of_rows, torch.tensor([dataset[name] for name in HELD_OUT_STATISTICS])])
+    sharpness = max(factor, MIN_PRIOR_INVERSE_TEMPERATURE)
+    return PriorInput(per_view.float(), tags, of_dataset.float(), start.float(), spread, sharpness)
+
+
+class ViewCosines:
+    """The cosines of all views for the same rows, which are processed in blocks of rows to bound the memory.
+
+    Args:
+        cosines: For each view, (n, classes) cosines of rows to the prototypes of the classes that have rows.
+    """
+
+    def __init__(self, cosines: Sequence[Tensor]) -> None:
+        self.cosines = cosines
+        self.shape = cosines[0].shape
+        self.blocks = list(scoring.row_slices(self.shape[0], len(cosines) * self.shape[1]))
+        variance = torch.empty(len(cosines), self.shape[0], dtype=torch.float64)
+        for block in self.blocks:
+            variance[:, block] = self.stack(block).var(dim=2, correction=0)
+        #: (views,) the spread of each view: the root mean variance of its cosines over the classes.
+        self.spreads = variance.mean(dim=1).sqrt()
+
+    def stack(self, block: slice) -> Tensor:
+        """Stack the cosines of all views for a block of m rows: (views, m, classes) float64."""
+        return torch.stack([view[block] for view in self.cosines]).double()
+
+    def standardize(self, block: slice) -> Tensor:
+        """Divide the cosines of a block of m rows by the spreads of the views: (views, m, classes) float64."""
+        return self.stack(block) / self.spreads.clamp_min(MIN_VIEW_SPREAD)[:, None, None]
+
+    def mix(self, influence: Tensor) -> Tensor:
+        """Compute the sum (n, classes) float64 of the standardized cosines, weighted by influences (views,)."""
+        mixed = torch.empty(self.shape, dtype=torch.float64)
+        for block in self.blocks:
+            mixed[block] = torch.tensordot(influence, self.standardize(block), dims=1)
+        return mixed
+
+    def compare_with_mixture(
+        self, mixed: Tensor, targets: Tensor, factor: float, offsets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute how the mixture's log-loss depends on each view, and how similar each view is to the mixture.
+
+        Args:
+            mixed: (n, classes) result of `mix`.
+            targets: (n,) int64 classes of the rows.
+            factor: Inverse temperature of the mixture.
+            offsets: (classes,) offsets of the mixture's logits, or None.
+
+        Returns:
+            The derivative (views,) of the mean log-loss with respect to each influence, and the correlation (views,) of
+            each view's centred cosines with the mixture's.
+        """
+        gradient, inner, squares = (torch.zeros_like(self.spreads) for _ in range(3))
         mixed_square = 0.0
-        for block in blocks:
-            scaled, part = stack_cosines(block) / divisor, mixed[block]
+        for block in self.blocks:
+            scaled, part = self.standardize(block), mixed[block]
             logits = factor * part if offsets is None else factor * part + offsets
-            wrong = logits.softmax(dim=1) - F.one_hot(targets[block], shape[1])
-            pull += factor * torch.einsum("nc,vnc->v", wrong, scaled) / n  # of the mixture's loss along each influence
+            wrong = logits.softmax(dim=1) - F.one_hot(targets[block], self.shape[1])
+            gradient += factor * torch.einsum("nc,vnc->v", wrong, scaled) / self.shape[0]
             flat = scaled - scaled.mean(dim=2, keepdim=True)
             common = part - part.mean(dim=1, keepdim=True)
             inner += torch.einsum("vnc,nc->v", flat, common)
             squares += flat.square().sum(dim=(1, 2))
             mixed_square += float(common.square().sum())
-        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(MIN_VIEW_SPREAD)
-        columns += [
-            (means - means[best]).clamp_max(3.0),
-            ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),
-            means / max_loss,
-            right - right.max(),
-            influences[0].clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log(),
-            start,
-            (pull - (influences[1] * pull).sum()).clamp(-3, 3),
-            alike,
-        ]
-        mixed_right = float(_accuracy_with_ties(mixed, targets))
-        held_out = [
-            1.0,
-            math.log(n),
-            float(mixture_losses.mean()) / max_loss,
-            mixed_right,
-            math.log(max(factor, MIN_PRIOR_INVERSE_TEMPERATURE)),
-        ]
-        problem = torch.cat([problem, torch.tensor(held_out)])
-    views = torch.stack(columns, dim=1).float()
-    return PriorInput(views, tags, problem.float(), start.float(), spread, max(factor, MIN_PRIOR_INVERSE_TEMPERATURE))
+        return gradient, inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(MIN_VIEW_SPREAD)
+
+
+def _max_loss(n_classes: int) -> float:
+    """Compute the log-loss of equal probabilities, for two classes at least: the unit of relative losses."""
+    return math.log(max(2, n_classes))
+
+
+def _log_influence(influence: Tensor) -> Tensor:
+    """Compute the logarithms (views,) of influences, from ``MIN_LOG_VIEW_INFLUENCE`` on."""
+    return influence.clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log()
+
+
+def _compare_losses(losses: Tensor, n_classes: int) -> dict[str, Tensor]:
+    """Compare the log-losses (views, n) of views with those of the best one; return statistics by name."""
+    means = losses.mean(dim=1)
+    best = int(means.argmin())
+    error = (losses - losses[best]).std(dim=1, correction=0) / math.sqrt(losses.shape[1])
+    excess = means - means[best]
+    return {
+        "excess_loss": excess.clamp_max(3.0),  # beyond these limits, a view is hopeless, however bad it is
+        "excess_loss_in_errors": (excess / error.clamp_min(1e-3)).clamp_max(6.0),
+        "relative_loss": means / _max_loss(n_classes),
+    }
 
 
 class ZeroInitializedLinear(nn.Module):
