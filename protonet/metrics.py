@@ -19,24 +19,6 @@ N_CALIBRATION_BINS = 15
 NORMAL_QUANTILE = 1.96
 
 
-@dataclass(frozen=True)
-class IntervalConstants:
-    """Constants of confidence intervals, chosen on synthetic data: analysis/results/coverage.md."""
-
-    n_pseudo_groups: float = 2.0
-    """Number of hypothetical groups, with rows that are all correct or all wrong, that are added before the intraclass
-    correlation is estimated. Without them, it could not be estimated if no row is wrong."""
-    refit_variance_increase: float = 5.0
-    """Increase of the variance by cross-validation, which evaluates other networks than the final one. With m groups
-    per class, the variance is ``1 + refit_variance / (1 + m)`` times that of a single evaluated network."""
-    min_refit_variance_increase: float = 0.2
-    """The variance is at least ``1 + min_refit_variance`` times that of a single network. With many rows, the final
-    accuracy of 92 development problems was 1.1 standard errors from the cross-validated one, in root mean square."""
-
-
-INTERVAL_CONSTANTS = IntervalConstants()
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Metrics:
     """Metrics of logits, with 95 % confidence intervals."""
@@ -108,6 +90,9 @@ class EvaluationSample(NamedTuple):
             Gabler, Haeder and Lahiri, "A model based justification of Kish's formula for design effects for weighting
             and clustering" (1999); the intraclass correlation is estimated by moments.
         """
+        # Number of hypothetical groups, with rows that are all correct or all wrong, that are added before the
+        # intraclass correlation is estimated. Without them, it could not be estimated if no row is wrong.
+        n_pseudo_groups = 2.0
         squares, sums = float(self.weights.square().sum()), self.sum_by_group(self.weights)
         pairs = float(sums.square().sum()) - squares  # total weight of pairs of rows of one group
         if pairs < squares * 1e-9:
@@ -117,7 +102,7 @@ class EvaluationSample(NamedTuple):
         errors = self.weights * (correct - proportion)
         covariance = float(self.sum_by_group(errors).square().sum() - errors.square().sum())
         smoothed = (proportion * groups + 1) / (groups + 2)
-        prior = INTERVAL_CONSTANTS.n_pseudo_groups / groups * pairs * smoothed * (1 - smoothed)
+        prior = n_pseudo_groups / groups * pairs * smoothed * (1 - smoothed)
         correlation = (covariance + prior) / (pairs * proportion * (1 - proportion) + prior)
         return total**2 / (squares + min(1.0, max(0.0, correlation)) * pairs)
 
@@ -199,10 +184,13 @@ def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_Q
 
 def refit_variance_factor(n_groups: float, n_classes: int) -> float:
     """Compute the factor > 1 on variances, because cross-validation evaluates other networks than the final one."""
-    return 1 + max(
-        INTERVAL_CONSTANTS.min_refit_variance_increase,
-        INTERVAL_CONSTANTS.refit_variance_increase / (1 + n_groups / n_classes),
-    )
+    # Increase of the variance by cross-validation, which evaluates other networks than the final one. With m groups per
+    # class, the variance is ``1 + refit_variance / (1 + m)`` times that of a single evaluated network.
+    refit_variance_increase = 5.0
+    # The variance is at least ``1 + min_refit_variance`` times that of a single network. With many rows, the final
+    # accuracy of 92 development problems was 1.1 standard errors from the cross-validated one, in root mean square.
+    min_refit_variance_increase = 0.2
+    return 1 + max(min_refit_variance_increase, refit_variance_increase / (1 + n_groups / n_classes))
 
 
 def compute_metrics(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | None = None) -> Metrics:

@@ -34,7 +34,7 @@ from protonet.fit.cross_validation import (
 )
 from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAME_CONSTANTS, classify_by_names
+from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAMES_ONLY_SHARPENING, classify_by_names
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
@@ -113,7 +113,7 @@ class TablePipeline(Model):
             names=table.class_name_rows,
         )
         if names_only:
-            solution.network.temperature.div_(1 + NAME_CONSTANTS.names_only_sharpening / len(table.classes))
+            solution.network.temperature.div_(1 + NAMES_ONLY_SHARPENING / len(table.classes))
         pipeline = cls(
             network=solution.network,
             classes=table.classes,

@@ -1,1 +1,1 @@
-"""What README and the guides promise, measured on the present code."""
+"""Figures that README and the guides promise, measured on the present code."""

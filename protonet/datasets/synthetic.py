@@ -21,30 +21,8 @@ from protonet.errors import raise_input_error
 SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to sampled features (n, dim) float32.
 
 
-@dataclass(frozen=True)
-class SyntheticConstants:
-    """Constants of the families of synthetic distributions.
-
-    ``radius`` and ``noise_std`` are from the contest that ``solution/`` is an entry to; the others are our own
-    choice.
-    """
-
-    radius: float = 2.5  #: Norm of the prototypes, in all families.
-    noise_std: float = 0.4  #: Standard deviation of the noise per feature, in all families.
-    correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
-    #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_eigenvalue_exponent.
-    correlated_eigenvalue_exponent: float = 1.5
-    #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
-    n_nuisance_directions: int = 32
-    nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.
-    n_subclusters_per_class: int = 3  #: ``subclusters``: number of sub-clusters per class.
-    warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's hidden units.
-    degrees_of_freedom: int = 3  #: ``heavy_tails``: degrees of freedom of Student's t distribution.
-    wrong_label_fraction: float = 0.1
-    """``wrong_labels``: fraction of the training and validation labels that are wrong."""
-
-
-SYNTHETIC_CONSTANTS = SyntheticConstants()
+#: Norm of the prototypes, in all families.
+RADIUS = 2.5
 
 
 @dataclass(frozen=True)
@@ -62,7 +40,7 @@ class Split:
     #: covariance in all classes; otherwise None.
     noise_covariance: Tensor | None = None
     #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
-    radius: float = SYNTHETIC_CONSTANTS.radius
+    radius: float = RADIUS
 
 
 @dataclass(frozen=True)
@@ -75,14 +53,18 @@ class Population:
     """The fraction of training and validation labels to replace by wrong ones, in [0, 1]."""
 
 
+#: Standard deviation of the noise per feature, in all families.
+NOISE_STD = 0.4
+
+
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make the basic distribution: rows are a prototype of norm 2.5 plus Gaussian noise of 0.4 per feature."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return prototypes[labels] + SYNTHETIC_CONSTANTS.noise_std * torch.randn(len(labels), dim, generator=generator)
+        return prototypes[labels] + NOISE_STD * torch.randn(len(labels), dim, generator=generator)
 
-    return Population(sample, noise_covariance=SYNTHETIC_CONSTANTS.noise_std**2 * torch.eye(dim, dtype=torch.float64))
+    return Population(sample, noise_covariance=NOISE_STD**2 * torch.eye(dim, dtype=torch.float64))
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -90,10 +72,12 @@ def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Popula
 
     The covariance of the noise has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
     """
-    spectrum = (
-        torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC_CONSTANTS.correlated_eigenvalue_exponent
-    )  # (dim,)
-    variance = SYNTHETIC_CONSTANTS.correlated_variance * SYNTHETIC_CONSTANTS.noise_std**2
+    # ``correlated``: mean variance of the noise, in units of noise**2.
+    correlated_variance = 20.0
+    # ``correlated``: the k-th eigenvalue is proportional to k**-correlated_eigenvalue_exponent.
+    correlated_eigenvalue_exponent = 1.5
+    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -correlated_eigenvalue_exponent  # (dim,)
+    variance = correlated_variance * NOISE_STD**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
@@ -103,20 +87,26 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
     Along all other directions, its standard deviation is 0.4. With fewer than 64 features, half of all directions have
     the larger variance.
     """
-    spectrum = torch.full((dim,), SYNTHETIC_CONSTANTS.noise_std**2, dtype=torch.float64)
-    spectrum[: min(SYNTHETIC_CONSTANTS.n_nuisance_directions, dim // 2)] *= SYNTHETIC_CONSTANTS.nuisance_variance
+    # ``nuisance``: number of directions with more noise, or half the number of features if that is less.
+    n_nuisance_directions = 32
+    # ``nuisance``: variance of the noise along these directions, in noise**2.
+    nuisance_variance = 100.0
+    spectrum = torch.full((dim,), NOISE_STD**2, dtype=torch.float64)
+    spectrum[: min(n_nuisance_directions, dim // 2)] *= nuisance_variance
     return _anisotropic(num_classes, dim, generator, spectrum)
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with 3 prototypes per class; each row is a random prototype of its class plus noise."""
-    count = SYNTHETIC_CONSTANTS.n_subclusters_per_class
+    # ``subclusters``: number of sub-clusters per class.
+    n_subclusters_per_class = 3
+    count = n_subclusters_per_class
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         subcluster = torch.randint(count, labels.shape, generator=generator)  # (n,)
         noise = torch.randn(len(labels), dim, generator=generator)
-        return prototypes[labels * count + subcluster] + SYNTHETIC_CONSTANTS.noise_std * noise
+        return prototypes[labels * count + subcluster] + NOISE_STD * noise
 
     return Population(sample)
 
@@ -129,13 +119,15 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
     nearest class mean by cosine has an accuracy of 98.7 % on the rows x, 52 % on the mapped rows, and 76 % on the
     mapped rows after Ledoit-Wolf whitening.
     """
+    # ``warped``: factor on the inputs of the random network's hidden units.
+    warp_scale = 3.0
     population = isotropic(num_classes, dim, generator)
     inner = torch.randn(dim, dim, generator=generator) / dim**0.5
     outer = torch.randn(dim, dim, generator=generator) / dim**0.5
     bias = torch.randn(dim, generator=generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        warped = SYNTHETIC_CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias
+        warped = warp_scale * population.sample(labels, generator) @ inner + bias
         return torch.tanh(warped).mm(outer)
 
     return Population(sample)
@@ -143,7 +135,9 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with heavy-tailed noise: per feature, 0.4 times Student's t with 3 degrees of freedom."""
-    freedom = SYNTHETIC_CONSTANTS.degrees_of_freedom
+    # ``heavy_tails``: degrees of freedom of Student's t distribution.
+    degrees_of_freedom = 3
+    freedom = degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -151,7 +145,7 @@ def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Popul
         squares = torch.zeros_like(normal)
         for _ in range(freedom):
             squares += torch.randn(len(labels), dim, generator=generator) ** 2
-        return prototypes[labels] + SYNTHETIC_CONSTANTS.noise_std * normal / (squares / freedom).sqrt()
+        return prototypes[labels] + NOISE_STD * normal / (squares / freedom).sqrt()
 
     return Population(sample)
 
@@ -160,7 +154,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
     """Make a distribution with isotropic noise whose standard deviation differs by class: log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
-    levels = SYNTHETIC_CONSTANTS.noise_std * 2**octaves  # (num_classes, 1)
+    levels = NOISE_STD * 2**octaves  # (num_classes, 1)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         return prototypes[labels] + levels[labels] * torch.randn(len(labels), dim, generator=generator)
@@ -168,10 +162,14 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
     return Population(sample)
 
 
+#: ``wrong_labels``: fraction of the training and validation labels that are wrong.
+WRONG_LABEL_FRACTION = 0.1
+
+
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make an isotropic distribution, with a wrong class for 10 % of the training and validation labels."""
     sample = isotropic(num_classes, dim, generator).sample
-    return Population(sample, wrong_label_fraction=SYNTHETIC_CONSTANTS.wrong_label_fraction)
+    return Population(sample, wrong_label_fraction=WRONG_LABEL_FRACTION)
 
 
 FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
@@ -235,7 +233,7 @@ def sample_family(
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
     """Sample n prototypes (n, dim) uniformly on the sphere of radius 2.5."""
-    return SYNTHETIC_CONSTANTS.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+    return RADIUS * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:

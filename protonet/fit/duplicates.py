@@ -17,44 +17,14 @@ from torch import Tensor
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.views.view import TrainingRows
 
-
-@dataclass(frozen=True)
-class DuplicateThresholds:
-    """Thresholds to detect equal or nearly equal rows; examples are in tests/fit/test_duplicates.py."""
-
-    max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
-    """Largest distances between duplicates, in root mean square of the standardised features, in the order in which
-    they are tried. If random sampling explains the close pairs at one distance, the next distance is tried."""
-    max_chance_ratio: float = 5.0
-    """The close neighbours of a row are due to chance if there are at most this many times the expected number."""
-    explained_fraction: float = 0.9  #: Close pairs are due to chance if this fraction of the rows passes that test.
-    max_equal_pairs_ratio: float = 2.0
-    """On a fine grid, rows are equal by chance if their equal pairs are at most this many times the expected number."""
-    min_discrete_fraction: float = 0.5
-    """A table is discrete if in each column this fraction of the distinct rows shares its value with another row."""
-    pseudo_count: float = 3.0  #: Added to the histogram of numbers of repetitions in `_is_poisson_mixture`.
-    max_neighbours: int = 16  #: Maximum number of nearest neighbours from which the density around a row is estimated.
-    min_rows_per_neighbour: int = 8  #: The number of these neighbours is at most the number of rows divided by this.
-    min_mean_repetitions: float = 4.0  #: Rows are equal by chance if distinct rows occur this many times on average.
-    max_discrete_gap: float = 2.0  #: Largest median gap between distinct rows of a discrete table, in grid steps.
-    max_min_gap_steps: int = 5  #: Maximum number of grid steps in the smallest gap between two values of a column.
-    max_grid_steps: float = 50.0  #: Gaps of more grid steps are not tested: rounding errors of float32 add up.
-    max_grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of grid steps, in steps.
-    max_group_fraction: float = 0.1
-    """Largest group of duplicates, as a fraction of all rows. A value that more rows share is typical of the data, such
-    as the zeros of counts."""
-    min_group_limit: int = 10  #: A group of at most this many rows is never too large.
-    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted.
-    max_pairs: int = 2**24  #: Maximum number of computed distances; if necessary, fewer rows are examined.
-    n_projections: int = 4  #: Number of random projections that preselect pairs of rows.
-    max_projected_distance: float = 4.0  #: Largest distance of a pair along a projection, in units of max_distances[0].
-    n_compared_rows: int = 16  #: Number of next rows, in the order of one projection, that a row is compared with.
-    rounding_error: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
-    max_constant_std: float = 1e-6
-    """A feature is constant if its standard deviation is below this times its RMS."""
-
-
-DUPLICATES = DuplicateThresholds()
+#: Largest distances between duplicates, in root mean square of the standardised features, in the order in which they
+#: are tried. If random sampling explains the close pairs at one distance, the next distance is tried.
+MAX_DISTANCES = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
+#: Largest group of duplicates, as a fraction of all rows. A value that more rows share is typical of the data, such as
+#: the zeros of counts.
+MAX_GROUP_FRACTION = 0.1
+#: A group of at most this many rows is never too large.
+MIN_GROUP_LIMIT = 10
 
 
 def group_duplicates(x: Tensor) -> Tensor | None:
@@ -63,9 +33,11 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     Returns a group id (n,) for each row, which is the index of the first row of its group; None if no row has a
     duplicate. A group is one row with its close neighbours, so its rows are at most twice the largest distance apart.
     """
+    # A feature is constant if its standard deviation is below this times its RMS.
+    max_constant_std = 1e-6
     n = len(x)
     deviation = x.std(dim=0, correction=0)
-    varies = deviation > DUPLICATES.max_constant_std * x.square().mean(dim=0).sqrt()
+    varies = deviation > max_constant_std * x.square().mean(dim=0).sqrt()
     if n < 2 or not bool(varies.any()):
         return None
     z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)
@@ -73,10 +45,10 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     first = torch.full_like(counts, n).scatter_reduce_(0, point, torch.arange(n), "amin")
     points = z[first]
     pairs, distance = _list_close_pairs(points)
-    for near in DUPLICATES.max_distances:
+    for near in MAX_DISTANCES:
         group = _group_neighbours(len(points), pairs[:, distance <= near])
         size = torch.zeros_like(counts).index_add_(0, group, counts)[group]
-        repeated = (size > 1) & (size <= max(DUPLICATES.min_group_limit, DUPLICATES.max_group_fraction * n))
+        repeated = (size > 1) & (size <= max(MIN_GROUP_LIMIT, MAX_GROUP_FRACTION * n))
         if not bool(repeated.any()):
             continue
         chosen = repeated.nonzero().flatten()
@@ -91,15 +63,21 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
     """List pairs of points (k, dim) that may be duplicates: indices (2, m) and distances (m,)."""
+    # Number of random projections that preselect pairs of rows.
+    n_projections = 4
+    # Largest distance of a pair along a projection, in units of MAX_DISTANCES[0].
+    max_projected_distance = 4.0
+    # Number of next rows, in the order of one projection, that a row is compared with.
+    n_compared_rows = 16
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(points.shape[1], DUPLICATES.n_projections, generator=generator, dtype=points.dtype)
+    directions = torch.randn(points.shape[1], n_projections, generator=generator, dtype=points.dtype)
     projected = points @ directions
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
-    for ahead in range(1, min(DUPLICATES.n_compared_rows, len(points) - 1) + 1):
+    for ahead in range(1, min(n_compared_rows, len(points) - 1) + 1):
         apart = (ordered[ahead:] - ordered[:-ahead]).abs().amax(dim=1)
-        near = (apart <= DUPLICATES.max_projected_distance * DUPLICATES.max_distances[0]).nonzero().flatten()
+        near = (apart <= max_projected_distance * MAX_DISTANCES[0]).nonzero().flatten()
         first.append(order[near])
         second.append(order[near + ahead])
     pairs = torch.stack([torch.cat(first), torch.cat(second)])
@@ -127,6 +105,10 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
     return group
 
 
+#: Maximum number of nearest neighbours from which the density around a row is estimated.
+MAX_NEIGHBOURS = 16
+
+
 def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, radius: float) -> bool:
     """Test whether the density around the points ``queries`` explains how many rows are within ``radius``.
 
@@ -135,10 +117,14 @@ def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, ra
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    around = _count_neighbours(points, counts, queries, radius, DUPLICATES.max_neighbours)
+    around = _count_neighbours(points, counts, queries, radius, MAX_NEIGHBOURS)
     if not bool(around.next_distances.isfinite().all()):  # nothing to extrapolate from
         return True
     return around.is_explained_by_density((around.next_distances / 2).clamp_min(radius), around.dimension)
+
+
+#: The close neighbours of a row are due to chance if there are at most this many times the expected number.
+MAX_CHANCE_RATIO = 5.0
 
 
 @dataclass(frozen=True)
@@ -157,13 +143,21 @@ class _LocalCounts:
 
     def is_explained_by_density(self, radius: Tensor, dimension: float) -> bool:
         """Test whether the density within ``radius`` (m,) predicts the counts within the smaller radius."""
-        explained = self.inner_counts <= DUPLICATES.max_chance_ratio * self.expected_counts(radius, dimension)
-        return float(explained.double().mean()) >= DUPLICATES.explained_fraction
+        # Close pairs are due to chance if this fraction of the rows passes that test.
+        explained_fraction = 0.9
+        explained = self.inner_counts <= MAX_CHANCE_RATIO * self.expected_counts(radius, dimension)
+        return float(explained.double().mean()) >= explained_fraction
+
+
+#: Maximum number of rows whose neighbours are counted.
+MAX_DENSITY_QUERIES = 512
+#: Maximum number of computed distances; if necessary, fewer rows are examined.
+MAX_PAIRS = 2**24
 
 
 def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: float, n_nearest: int) -> _LocalCounts:
     """Count the rows within ``radius``, and within ``n_nearest`` points beyond it, around the points ``queries``."""
-    max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
+    max_queries = max(1, min(MAX_DENSITY_QUERIES, MAX_PAIRS // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
     distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
     distance.scatter_(1, queries[:, None], 0.0)  # without rounding errors
@@ -183,10 +177,17 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: f
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> bool:
     """Test whether chance explains that points (k, dim) occur ``counts`` times, those ``repeated`` more than once."""
-    rules = DUPLICATES
+    # On a fine grid, rows are equal by chance if their equal pairs are at most this many times the expected number.
+    max_equal_pairs_ratio = 2.0
+    # The number of these neighbours is at most the number of rows divided by this.
+    min_rows_per_neighbour = 8
+    # Rows are equal by chance if distinct rows occur this many times on average.
+    min_mean_repetitions = 4.0
+    # Largest median gap between distinct rows of a discrete table, in grid steps.
+    max_discrete_gap = 2.0
     if not _is_poisson_mixture(counts):
         return False
-    if int(counts.sum()) >= rules.min_mean_repetitions * len(points):
+    if int(counts.sum()) >= min_mean_repetitions * len(points):
         return True
     step, distinct = _measure_grid_steps(points)
     has_distinct = bool(distinct.any())
@@ -194,7 +195,7 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> boo
     finest = finest[finest.isfinite()]
     without_grid = 0.0 if has_distinct else torch.inf
     grid = float(finest.square().mean().sqrt()) if len(finest) else without_grid
-    neighbours = min(rules.max_neighbours, max(2, len(points) // rules.min_rows_per_neighbour))
+    neighbours = min(MAX_NEIGHBOURS, max(2, len(points) // min_rows_per_neighbour))
     everywhere, around = (
         _count_neighbours(points, counts, queries, 0.0, neighbours) for queries in (torch.arange(len(points)), repeated)
     )
@@ -204,9 +205,9 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> boo
     if grid < gap:  # equal rows are where the density is high: count all rows
         radius = everywhere.next_distances.clamp_max(grid) / 2
         expected = float(everywhere.expected_counts(radius, everywhere.dimension).sum())
-        if float(everywhere.inner_counts.sum()) <= rules.max_equal_pairs_ratio * expected:
+        if float(everywhere.inner_counts.sum()) <= max_equal_pairs_ratio * expected:
             return True
-    return _is_discrete(points) and gap <= rules.max_discrete_gap * float(step.nanmedian())
+    return _is_discrete(points) and gap <= max_discrete_gap * float(step.nanmedian())
 
 
 def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,33 +216,43 @@ def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
     A column is distinct if no two points have the same value in it. The mask shows whether points could be equal by
     chance: real numbers on no grid hardly repeat.
     """
+    # Maximum number of grid steps in the smallest gap between two values of a column.
+    max_min_gap_steps = 5
+    # Gaps of more grid steps are not tested: rounding errors of float32 add up.
+    max_grid_steps = 50.0
+    # Largest deviation of a gap from an integer number of grid steps, in steps.
+    max_grid_error = 0.1
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
     step = torch.full_like(smallest, torch.nan)
-    for part in range(DUPLICATES.max_min_gap_steps, 0, -1):  # the smallest gap may be some steps wide
+    for part in range(max_min_gap_steps, 0, -1):  # the smallest gap may be some steps wide
         ratio = gaps * part / smallest
-        error = torch.where(ratio < DUPLICATES.max_grid_steps, ratio - ratio.round(), 0.0).abs().amax(dim=0)
-        step = torch.where(error < DUPLICATES.max_grid_error, smallest / part, step)
+        error = torch.where(ratio < max_grid_steps, ratio - ratio.round(), 0.0).abs().amax(dim=0)
+        step = torch.where(error < max_grid_error, smallest / part, step)
     return step, (gaps > 0).all(dim=0)
 
 
 def _is_discrete(points: Tensor) -> bool:
     """Test whether in every column most of the points (k, dim) have the same value as another point."""
+    # A table is discrete if in each column this fraction of the distinct rows shares its value with another row.
+    min_discrete_fraction = 0.5
     for column in points.T:
         _, counts = column.unique(return_counts=True)
-        if int(counts[counts > 1].sum()) < DUPLICATES.min_discrete_fraction * len(points):
+        if int(counts[counts > 1].sum()) < min_discrete_fraction * len(points):
             return False
     return True
 
 
 def _is_poisson_mixture(counts: Tensor) -> bool:
     """Test whether the repetition counts (k,) of points may come from a mixture of Poisson distributions."""
+    # Added to the histogram of numbers of repetitions in `_is_poisson_mixture`.
+    pseudo_count = 3.0
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
     before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
-    before, after = before + DUPLICATES.pseudo_count, after + DUPLICATES.pseudo_count
-    upper = DUPLICATES.max_chance_ratio * (k + 1) / k * before * after
+    before, after = before + pseudo_count, after + pseudo_count
+    upper = MAX_CHANCE_RATIO * (k + 1) / k * before * after
     return bool((here.square() <= upper).all())
 
 
@@ -251,6 +262,8 @@ def locate_equal_rows(x: Tensor, references: Tensor, origin: Tensor) -> Tensor:
     Returns the index (n,) of an equal row, -1 if there is none. Reference rows were stored in float32 after the
     origin (dim,) was subtracted. A row is compared with its two neighbours along a random direction.
     """
+    # Relative rounding error of rows that were saved in a model file and read again.
+    rounding_error = 1e-6
     if not len(references):
         return torch.full((len(x),), -1)
     x, references = x.double() - origin, references.double() - origin
@@ -262,7 +275,7 @@ def locate_equal_rows(x: Tensor, references: Tensor, origin: Tensor) -> Tensor:
     matches = torch.full_like(above, -1)
     for step in (-1, 0):
         rows = order[(above + step).clamp(0, len(references) - 1)]
-        equal = torch.isclose(x, references[rows], rtol=DUPLICATES.rounding_error, atol=0).all(dim=1)
+        equal = torch.isclose(x, references[rows], rtol=rounding_error, atol=0).all(dim=1)
         matches = torch.where(equal, rows, matches)
     return matches
 
@@ -321,48 +334,27 @@ def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
         if torch.equal(joined, before):
             break
     limit = min(2 * int(groups.bincount().max()), n / 2)
-    max_size = max(DUPLICATES.min_group_limit, DUPLICATES.max_group_fraction * n, limit)
+    max_size = max(MIN_GROUP_LIMIT, MAX_GROUP_FRACTION * n, limit)
     return torch.where(joined.bincount(minlength=n)[joined] <= max_size, joined, groups)
 
 
-@dataclass(frozen=True)
-class NearDuplicateThresholds:
-    """Thresholds to detect rows with near-duplicates; tests/fit/test_duplicates.py has tables with and without them."""
-
-    max_neighbours: tuple[int, ...] = (5, 10, 20)
-    """Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic
-    dimension is estimated from as many further neighbours."""
-    false_positive_rate: float = 0.05
-    """False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates."""
-    min_fraction: float = 1 / 3  #: Near-duplicates are reported if at least this fraction of the rows has some.
-    min_rows: int = 30  #: Minimum number of examined rows; with fewer, nothing is reported.
-    max_other_class_ratio: float = 0.25
-    """Maximum number of rows with a near-duplicate of another class, as a fraction of the number expected by chance.
-    Copies of a row have its class; a natural cluster has rows of all classes."""
-    max_class_fraction: float = 0.5  #: Largest fraction of its class that a row and its near-duplicates may be.
-    min_gap_ratio: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, in units of a chance gap.
-    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_fraction_by_gap`.
-    max_tied_distances: float = 0.1
-    """Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
-    equal, values are discrete, and nothing is reported."""
-    max_equal_cells: float = 0.5
-    """Largest fraction of the near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need
-    not have one source. Columns with more equal pairs are removed, and the detection runs again."""
-    max_queries: int = 512  #: Maximum number of examined rows, evenly spaced.
-    max_pairs: int = 2**27  #: Maximum number of computed distances; if necessary, fewer rows are examined.
-    max_distances_in_memory: int = 2**24  #: Maximum number of distances in memory at once.
-
-
-NEAR_DUPLICATES = NearDuplicateThresholds()
+#: Near-duplicates are reported if at least this fraction of the rows has some.
+MIN_NEAR_DUPLICATE_FRACTION = 1 / 3
 
 
 def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
     """Format a note that many rows have near-duplicates, with the option ``remedy``; None if few rows have some."""
     fraction = near_duplicate_fraction(rows)
-    if fraction < NEAR_DUPLICATES.min_fraction:
+    if fraction < MIN_NEAR_DUPLICATE_FRACTION:
         return None
     text = f"{100 * fraction:.0f} % of rows have near-duplicates in their class; if these have a common source, "
     return f"{text}pass its column with {remedy}"
+
+
+#: Minimum number of examined rows; with fewer, nothing is reported.
+MIN_EXAMINED_ROWS = 30
+#: Maximum number of examined rows, evenly spaced.
+MAX_EXAMINED_ROWS = 512
 
 
 def near_duplicate_fraction(rows: TrainingRows) -> float:
@@ -376,31 +368,48 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
         estimation of intrinsic dimension" (2004), eq. 8.
     """
-    rules, n, fraction = NEAR_DUPLICATES, len(rows.labels), 0.0
-    scales = [scale for scale in rules.max_neighbours if 2 * scale < n]
+    # Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic
+    # dimension is estimated from as many further neighbours.
+    max_neighbours = (5, 10, 20)
+    # Maximum number of computed distances; if necessary, fewer rows are examined.
+    max_pairs = 2**27
+    n, fraction = len(rows.labels), 0.0
+    scales = [scale for scale in max_neighbours if 2 * scale < n]
     same_class = not bool((rows.labels != rows.labels[0]).any())  # clusters of one class are no evidence
     if not scales or same_class or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return fraction
-    count = max(rules.min_rows, min(rules.max_queries, rules.max_pairs // n))
+    count = max(MIN_EXAMINED_ROWS, min(MAX_EXAMINED_ROWS, max_pairs // n))
     queries = torch.arange(0, n, -(-n // count))
     distance, nearest = _nearest_neighbours(rows, queries, 2 * scales[-1])
     for scale in scales:
         neighbours = distance[:, : 2 * scale], nearest[:, : 2 * scale]
         fraction = max(fraction, _estimate_near_duplicate_fraction(rows, queries, *neighbours, scale))
-        if fraction >= rules.min_fraction:
+        if fraction >= MIN_NEAR_DUPLICATE_FRACTION:
             break
     return fraction
+
+
+#: Largest fraction of its class that a row and its near-duplicates may be.
+MAX_CLASS_FRACTION = 0.5
 
 
 def _estimate_near_duplicate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
     """Estimate the fraction of rows ``queries`` (m,) with near-duplicates, from their ``nearest`` rows (m, k)."""
-    rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
+    # False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates.
+    false_positive_rate = 0.05
+    # Maximum number of rows with a near-duplicate of another class, as a fraction of the number expected by chance.
+    # Copies of a row have its class; a natural cluster has rows of all classes.
+    max_other_class_ratio = 0.25
+    # Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
+    # equal, values are discrete, and nothing is reported.
+    max_tied_distances = 0.1
+    n, everywhere = len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, neighbours - 1)
-    if len(queries) < rules.min_rows or float((steps == 0).double().mean()) > rules.max_tied_distances:
+    if len(queries) < MIN_EXAMINED_ROWS or float((steps == 0).double().mean()) > max_tied_distances:
         return 0.0
     k = torch.arange(1, 2 * max_neighbours)
     dimension = 1 / (steps * k)[:, max_neighbours:].mean()
@@ -408,19 +417,19 @@ def _estimate_near_duplicate_fraction(
     n_near = index + 1  # near-duplicates of a row, if it has some
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
-    small = n_near + 1 <= rules.max_class_fraction * class_fractions * n
-    has_duplicates = small & (chance * max_neighbours < rules.false_positive_rate)
+    small = n_near + 1 <= MAX_CLASS_FRACTION * class_fractions * n
+    has_duplicates = small & (chance * max_neighbours < false_positive_rate)
     other = rows.labels[nearest] != labels[:, None]  # (queries, neighbours)
     mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
     expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
-    if float(mixed[has_duplicates].sum()) > rules.max_other_class_ratio * expected:
+    if float(mixed[has_duplicates].sum()) > max_other_class_ratio * expected:
         has_duplicates &= False
     has_duplicates &= ~mixed
     fraction = float(has_duplicates.double().mean())
     near = has_duplicates[:, None] & (torch.arange(max_neighbours) <= index[:, None])  # (queries, max_neighbours)
-    if fraction < rules.min_fraction:
+    if fraction < MIN_NEAR_DUPLICATE_FRACTION:
         fraction, near = _estimate_fraction_by_gap(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
-    if fraction < rules.min_fraction:
+    if fraction < MIN_NEAR_DUPLICATE_FRACTION:
         return fraction
     tied = _detect_tied_features(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
     if not bool(tied.any()):
@@ -435,36 +444,44 @@ def _estimate_near_duplicate_fraction(
 
 def _estimate_fraction_by_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
     """Estimate the fraction of rows with near-duplicates, if all have equally many; also return a mask of these."""
-    rules = NEAR_DUPLICATES
+    # Minimum mean gap between near-duplicates and other rows, in units of a chance gap.
+    min_gap_ratio = 1.5
+    # Significance of gap and class agreement in `_estimate_fraction_by_gap`.
+    min_standard_errors = 3.0
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
-    eligible = n_near + 1 <= rules.max_class_fraction * sizes
+    eligible = n_near + 1 <= MAX_CLASS_FRACTION * sizes
     near = eligible[:, None] & same[:, :max_neighbours] & (torch.arange(max_neighbours) < n_near)
     count = int(eligible.sum())
-    if count < rules.min_rows:
+    if count < MIN_EXAMINED_ROWS:
         return 0.0, near
     gap = float(gaps[eligible, n_near - 1].mean())
     inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :n_near], same[:, n_near:]))
-    wide = gap > max(rules.min_gap_ratio, 1 + rules.min_standard_errors / count**0.5)
-    agree = inside - outside > rules.min_standard_errors * (outside * (1 - outside) / count) ** 0.5
+    wide = gap > max(min_gap_ratio, 1 + min_standard_errors / count**0.5)
+    agree = inside - outside > min_standard_errors * (outside * (1 - outside) / count) ** 0.5
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 
 def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     """Compute a mask (dim,) of the features of columns in which too many pairs of rows (pairs,) are equal."""
+    # Largest fraction of the near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need
+    # not have one source. Columns with more equal pairs are removed, and the detection runs again.
+    max_equal_cells = 0.5
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.column_indices is None else rows.column_indices.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
     differing = torch.zeros(len(first), int(blocks.max()) + 1).index_add_(1, blocks, differs) > 0
-    return ((~differing).sum(dim=0) > NEAR_DUPLICATES.max_equal_cells * len(first))[blocks]
+    return ((~differing).sum(dim=0) > max_equal_cells * len(first))[blocks]
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Compute distances and indices, both (m, count), of the rows of other groups nearest to the rows ``queries``."""
+    # Maximum number of distances in memory at once.
+    max_distances_in_memory = 2**24
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
     neighbours = [
         torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(count, largest=False)
-        for some in queries.split(max(1, NEAR_DUPLICATES.max_distances_in_memory // len(z)))
+        for some in queries.split(max(1, max_distances_in_memory // len(z)))
     ]
     return torch.cat([part.values for part in neighbours]).double(), torch.cat([part.indices for part in neighbours])

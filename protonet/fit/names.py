@@ -10,7 +10,6 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -26,25 +25,8 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS
 from protonet.views.linear import LinearFamily
 
-
-@dataclass(frozen=True)
-class ClassNameConstants:
-    """Weights and thresholds of class names; chosen on the development half of the sets of docs/decisions/names.md."""
-
-    inverse_temperature: float = 10.0
-    """Inverse temperature of the cosines of rows to names, in a test whether names fit the labels."""
-    prior_evidence: float = 1.0
-    """Prior evidence for names in that test, in nats, since names are rarely uninformative."""
-    default_weight: float = 2.0  #: Number of samples that a name counts as, if no class has two rows.
-    candidate_weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
-    """Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one."""
-    names_only_sharpening: float = 12.0
-    """With names and no rows, logits are multiplied by 1 plus this number divided by the number of classes."""
-    min_word_letters: int = 3  #: Minimum number of letters of an informative word.
-    max_word_frequency: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
-
-
-NAME_CONSTANTS = ClassNameConstants()
+#: With names and no rows, logits are multiplied by 1 plus this number divided by the number of classes.
+NAMES_ONLY_SHARPENING = 12.0
 #: Words that do not distinguish one class from another.
 GENERIC_WORDS = {
     "class",
@@ -73,6 +55,8 @@ def split_name_into_words(name: str | int) -> str:
 
     The result is "" if the name is a number or has no informative word, such as a code or "true".
     """
+    # Minimum number of letters of an informative word.
+    min_word_letters = 3
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
     words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
@@ -80,16 +64,18 @@ def split_name_into_words(name: str | int) -> str:
     informative = [
         word
         for word, size in zip(words, sizes, strict=True)
-        if size >= NAME_CONSTANTS.min_word_letters and word.lower() not in GENERIC_WORDS
+        if size >= min_word_letters and word.lower() not in GENERIC_WORDS
     ]
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in informative) else ""
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
     """Rewrite class names as words; "" for a name without a word of its own, such as "intent 1" beside "intent 2"."""
+    # A word in more than this fraction of the names does not distinguish classes.
+    max_word_frequency = 0.5
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in counts.items() if count > max(NAME_CONSTANTS.max_word_frequency * len(texts), 2)}
+    shared = {word for word, count in counts.items() if count > max(max_word_frequency * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
     are_named = map(bool, map(split_name_into_words, remaining))
     return [text if is_named else "" for text, is_named in zip(texts, are_named, strict=True)]
@@ -170,13 +156,23 @@ def _embed_names(
     return (rows, torch.tensor(list(phrases)), has_names) if bool(has_names.any()) else None
 
 
+#: Inverse temperature of the cosines of rows to names, in a test whether names fit the labels.
+NAME_INVERSE_TEMPERATURE = 10.0
+#: Prior evidence for names in that test, in nats, since names are rarely uninformative.
+NAME_PRIOR_EVIDENCE = 1.0
+#: Number of samples that a name counts as, if no class has two rows.
+DEFAULT_NAME_WEIGHT = 2.0
+#: Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one.
+NAME_WEIGHTS = (0.0, 1.0, 2.0, 4.0, 8.0)
+
+
 def choose_name_weight(
     x: Tensor, labels: Tensor, name_features: Tensor, name_labels: Tensor, num_classes: int
 ) -> float:
     """Choose the number of samples that a class name counts as; 0 if the names do not predict the labels.
 
-    If no class has two rows, the number is ``ClassNameConstants.default_weight``. Otherwise, it is the one of
-    ``ClassNameConstants.candidate_weights`` with the smallest leave-one-out log-loss, and positive if a class has a
+    If no class has two rows, the number is ``DEFAULT_NAME_WEIGHT``. Otherwise, it is the one of
+    ``NAME_WEIGHTS`` with the smallest leave-one-out log-loss, and positive if a class has a
     name and no row. Rows are x (n, dim) with ``labels`` (n,), and names ``name_features`` (m, dim) with ``name_labels``
     (m,).
     """
@@ -184,18 +180,18 @@ def choose_name_weight(
     x, name_features = F.normalize(x, dim=1), F.normalize(name_features, dim=1)
     has_name = name_index[labels] >= 0
     if bool(has_name.any()):
-        log_p = (NAME_CONSTANTS.inverse_temperature * x[has_name] @ name_features.T).log_softmax(dim=1)
+        log_p = (NAME_INVERSE_TEMPERATURE * x[has_name] @ name_features.T).log_softmax(dim=1)
         evidence = log_p.gather(1, name_index[labels[has_name]][:, None]).sum()
         evidence = evidence + int(has_name.sum()) * math.log(len(name_labels))
-        if float(evidence) + NAME_CONSTANTS.prior_evidence < 0:
+        if float(evidence) + NAME_PRIOR_EVIDENCE < 0:
             return 0.0
     count = torch.bincount(labels, minlength=num_classes)
     several = count[labels] > 1
     if not bool(several.any()):
-        return NAME_CONSTANTS.default_weight
+        return DEFAULT_NAME_WEIGHT
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
     losses, all_known = [], bool(count[name_labels].all())
-    weights = [weight for weight in NAME_CONSTANTS.candidate_weights if weight or all_known]
+    weights = [weight for weight in NAME_WEIGHTS if weight or all_known]
     for weight in weights:
         totals = sums.index_add(0, name_labels, weight * name_features)
         cosines = x @ F.normalize(totals, dim=1).T

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,20 +23,6 @@ from protonet.network import Encoder, PrototypeNetwork, split_weights
 from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_temperature, is_worse_by_one_error
 from protonet.views.view import TrainingRows, View, ViewSpec
-
-
-@dataclass(frozen=True)
-class PseudoLabelConstants:
-    """Parameters of the fit to unlabelled rows."""
-
-    n_folds: int = 3  #: Number of cross-validation folds that decide whether unlabelled rows are used.
-    min_weight_fraction: float = 0.9
-    """Minimum total weight of the views that are fitted to unlabelled rows, as a fraction of the weight of all views.
-    Views with larger weights come first."""
-    max_labelled_rows: int = 4096  #: Maximum number of labelled rows from which labels propagate.
-
-
-PSEUDO_LABELS = PseudoLabelConstants()
 
 
 def fit_selected_model(
@@ -121,6 +107,10 @@ def fit_with_unlabelled_rows(
     return fit_labelled_rows(rows.to(training_set.device), selected, deadline)
 
 
+#: Maximum number of labelled rows from which labels propagate.
+MAX_POOLED_LABELLED_ROWS = 4096
+
+
 @torch.no_grad()
 def predict_pseudo_labels(training_set: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
     """Compute class probabilities of the unlabelled rows by label propagation in the embedding of a network.
@@ -130,15 +120,20 @@ def predict_pseudo_labels(training_set: TrainingSet, network: PrototypeNetwork) 
     propagate on the CPU.
     """
     assert training_set.unlabelled is not None
-    some, rows = training_set.pool_with_unlabelled_rows(PSEUDO_LABELS.max_labelled_rows)
+    some, rows = training_set.pool_with_unlabelled_rows(MAX_POOLED_LABELLED_ROWS)
     embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(MAX_CHUNK_ROWS)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
     return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
+#: Minimum total weight of the views that are fitted to unlabelled rows, as a fraction of the weight of all views. Views
+#: with larger weights come first.
+MIN_WEIGHT_FRACTION = 0.9
+
+
 def select_semi_supervised_views(
-    views: tuple[tuple[ViewSpec, float], ...], min_weight_fraction: float = PSEUDO_LABELS.min_weight_fraction
+    views: tuple[tuple[ViewSpec, float], ...], min_weight_fraction: float = MIN_WEIGHT_FRACTION
 ) -> tuple[tuple[ViewSpec, float], ...]:
     """Select the views that are fitted to unlabelled rows, too: those of the largest weights.
 
@@ -193,9 +188,11 @@ def decide_use_of_unlabelled_rows(
     Returns two parts: the selected model, with the field ``unlabelled`` set if these rows are used; and the decision
     with the log-losses. Its field ``is_significant`` is False if the difference is within one standard error.
     """
+    # Number of cross-validation folds that decide whether unlabelled rows are used.
+    n_folds = 3
     rows, pool = training_set.rows, training_set.unlabelled
     assert pool is not None
-    folds = split_training_rows(rows, 1, PSEUDO_LABELS.n_folds)
+    folds = split_training_rows(rows, 1, n_folds)
 
     def predict_fold(network: PrototypeNetwork, fold: Fold) -> Tensor:
         logits: Tensor = network(rows.features[fold.held_out].to(training_set.device))
@@ -244,26 +241,20 @@ def decide_use_of_unlabelled_rows(
     return selected, outcome
 
 
-@dataclass(frozen=True)
-class LabelPropagationConstants:
-    """Parameters of label propagation; chosen on the development half of analysis/results/semi_supervised.md."""
-
-    max_rows: int = 1024  #: Maximum number of unlabelled rows with few classes; more rows are subsampled.
-    max_rows_per_class: int = 64  #: With many classes, the maximum is this number times the number of classes.
-    max_rows_any_classes: int = 4096  #: Maximum number of unlabelled rows with any number of classes.
-    n_neighbours: int = 7  #: Number of nearest neighbours to which each row has an edge.
-    alpha: float = 0.95  #: Weight of a row's neighbours in [0, 1]; the initial probabilities have weight 1 - alpha.
-    max_steps: int = 200  #: Maximum number of iterations.
-    tolerance: float = 1e-4  #: The iteration stops if all probabilities change by less.
-    noise_variance: float = 0.05
-    """Variance of relative class frequencies that estimation errors explain. If the observed variance is lower, the
-    classes are assumed to be equally frequent. If it is higher, frequencies are shrunk less."""
-    n_balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
-
-
-LABEL_PROPAGATION = LabelPropagationConstants()
+#: Maximum number of unlabelled rows with few classes; more rows are subsampled.
+LABEL_MAX_ROWS = 1024
+#: With many classes, the maximum is this number times the number of classes.
+MAX_ROWS_PER_CLASS = 64
+#: Maximum number of unlabelled rows with any number of classes.
+MAX_ROWS_ANY_CLASSES = 4096
 #: Fraction of rows of known classes that are rejected as outliers, and minimum number of held-out rows for rejection.
 OUTLIER_RATE, MIN_HELD_OUT_ROWS = 0.05, 20
+
+
+#: Number of nearest neighbours to which each row has an edge.
+N_NEIGHBOURS = 7
+#: Weight of a row's neighbours in [0, 1]; the initial probabilities have weight 1 - alpha.
+PROPAGATION_ALPHA = 0.95
 
 
 def propagate_labels(embedding: Tensor, labels: Tensor, initial_probabilities: Tensor) -> Tensor:
@@ -276,15 +267,19 @@ def propagate_labels(embedding: Tensor, labels: Tensor, initial_probabilities: T
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
     """
+    # Maximum number of iterations.
+    max_steps = 200
+    # The iteration stops if all probabilities change by less.
+    tolerance = 1e-4
     n, classes = len(labels), initial_probabilities.shape[1]
-    rows, others, weights = neighbour_graph(embedding, LABEL_PROPAGATION.n_neighbours)
+    rows, others, weights = neighbour_graph(embedding, N_NEIGHBOURS)
     start = torch.cat([F.one_hot(labels, classes), initial_probabilities]).double()
     scores = start
-    for _ in range(LABEL_PROPAGATION.max_steps):
+    for _ in range(max_steps):
         before = scores
-        scores = (1 - LABEL_PROPAGATION.alpha) * start
-        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=LABEL_PROPAGATION.alpha)
-        if float((scores - before).abs().max()) < LABEL_PROPAGATION.tolerance * (1 - LABEL_PROPAGATION.alpha):
+        scores = (1 - PROPAGATION_ALPHA) * start
+        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=PROPAGATION_ALPHA)
+        if float((scores - before).abs().max()) < tolerance * (1 - PROPAGATION_ALPHA):
             break
     probabilities = scores[n:]
     return balance_class_frequencies(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
@@ -319,22 +314,29 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     return rows, others, weights / (degrees[rows] * degrees[others])
 
 
+#: Variance of relative class frequencies that estimation errors explain. If the observed variance is lower, the classes
+#: are assumed to be equally frequent. If it is higher, frequencies are shrunk less.
+NOISE_VARIANCE = 0.05
+#: Number of iterations that scale the probabilities to the shrunken class frequencies.
+N_BALANCING_STEPS = 30
+
+
 def balance_class_frequencies(probabilities: Tensor) -> Tensor:
     """Scale class probabilities (m, num_classes) float64 so that class frequencies become more equal.
 
     The frequency of a class is its mean probability. Frequencies are shrunk towards equal ones as much as estimation
-    errors may explain their variance. If the variance is at most ``LabelPropagationConstants.noise_variance``, the
+    errors may explain their variance. If the variance is at most ``NOISE_VARIANCE``, the
     classes become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
     present = probabilities.sum(dim=0) > 0  # classes with samples
     frequencies = probabilities.mean(dim=0)[present] * int(present.sum())
-    pull = min(1.0, LABEL_PROPAGATION.noise_variance / max(float((frequencies - 1).square().mean()), 1e-12))
+    pull = min(1.0, NOISE_VARIANCE / max(float((frequencies - 1).square().mean()), 1e-12))
     target = (1 - pull) * frequencies + pull
     factors = torch.ones_like(probabilities[0])
     balanced = probabilities
-    for _ in range(LABEL_PROPAGATION.n_balancing_steps):
+    for _ in range(N_BALANCING_STEPS):
         observed = balanced.mean(dim=0)[present] * len(frequencies)
         factors[present] *= (target / observed.clamp_min(1e-9)).sqrt()
         balanced = probabilities * factors

@@ -26,7 +26,7 @@ from protonet.fit.prior import (
     encode_tags,
     load_published_prior,
 )
-from protonet.selection.folds import FOLD_LIMITS, Fold, split_folds
+from protonet.selection.folds import DEFAULT_N_FOLDS, MAX_COSINES, Fold, split_folds
 from protonet.selection.scoring import (
     WEIGHTING,
     fit_scale_and_offsets,
@@ -67,7 +67,7 @@ class ModelSearch:
     families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
-    n_folds: int = FOLD_LIMITS.default_n_folds
+    n_folds: int = DEFAULT_N_FOLDS
     """Number of folds by which views are selected; 0 for no such folds. The cross-validation that evaluates the result,
     `protonet.fit.cross_validation.cross_validate`, has its own folds."""
     use_shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
@@ -103,36 +103,6 @@ EFFORTS = {
     "default": ModelSearch(),
     "best": ModelSearch(_list_families("best"), n_folds=10),
 }
-
-
-@dataclass(frozen=True)
-class SlowViewThresholds:
-    """Thresholds at which a view with a small weight and a high prediction time is dropped."""
-
-    max_weight_fraction: float = 0.05  #: A view with a larger fraction of the total weight is never dropped.
-    max_loss_increase_errors: float = 0.1
-    """Maximum increase of the held-out log-loss without the view, in standard errors. The larger of this limit and
-    ``max_loss_increase`` applies."""
-    max_loss_increase: float = 1e-5  #: Maximum increase of the held-out log-loss without the view, in nats per row.
-
-
-SLOW_VIEWS = SlowViewThresholds()
-
-
-@dataclass(frozen=True)
-class PartitionConstants:
-    """Limits up to which cross-validation is repeated with other partitions of the rows into folds."""
-
-    max_rows: int = 1024  #: Maximum number of rows: with more rows, the partition hardly matters.
-    max_cosines: int = 2**18  #: Maximum number of rows times classes.
-    seed_stride: int = 1009
-    """Difference between the seeds of successive partitions. `protonet.fit.cross_validation` uses the seeds in
-    between."""
-    first_partition_tags: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
-    """Tags of slow views. These views are evaluated on the first partition only, as trained views are."""
-
-
-PARTITION_LIMITS = PartitionConstants()
 
 
 class UnlabelledWeights(NamedTuple):
@@ -224,7 +194,7 @@ def evaluate_candidates(
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
-        some = select_evenly(len(everything), max(1, FOLD_LIMITS.max_cosines // rows.num_classes))
+        some = select_evenly(len(everything), max(1, MAX_COSINES // rows.num_classes))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
         kinds = filter(None, (kind.without_validation() for kind in search.families))
         candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
@@ -263,6 +233,10 @@ def _count_classes_of_held_out_rows(rows: TrainingRows, folds: Sequence[Fold]) -
     return int((torch.bincount(pairs.unique() % rows.num_classes) > 1).sum())
 
 
+#: Tags of slow views. These views are evaluated on the first partition only, as trained views are.
+FIRST_PARTITION_TAGS = frozenset({"forest", "convolution", "shifted", "transformer"})
+
+
 def _evaluate_other_partitions(
     rows: TrainingRows,
     first: Sequence[Fold],
@@ -275,12 +249,18 @@ def _evaluate_other_partitions(
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold cross-
         validation and the repeated learning-testing methods" (1989).
     """
+    # Maximum number of rows: with more rows, the partition hardly matters.
+    max_rows = 1024
+    # Maximum number of rows times classes.
+    max_cosines = 2**18
+    # Difference between the seeds of successive partitions. `protonet.fit.cross_validation` uses the seeds in between.
+    seed_stride = 1009
     n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in first])
     device = evaluator.rows.features.device
-    few = len(first) > 1 and n <= PARTITION_LIMITS.max_rows and n * rows.num_classes <= PARTITION_LIMITS.max_cosines
+    few = len(first) > 1 and n <= max_rows and n * rows.num_classes <= max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.n_partitions if few else 1):
-        folds = split_training_rows(rows, PARTITION_LIMITS.seed_stride * partition_index, search.n_folds)
+        folds = split_training_rows(rows, seed_stride * partition_index, search.n_folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -289,7 +269,7 @@ def _evaluate_other_partitions(
         cosines = list[Tensor]()
         for candidate in candidates:
             spec = candidate.spec
-            if spec.is_trained or spec.tags & PARTITION_LIMITS.first_partition_tags:
+            if spec.is_trained or spec.tags & FIRST_PARTITION_TAGS:
                 cosines.append(candidate.cosines)
                 continue
             if spec.source is None:
@@ -304,7 +284,7 @@ def _evaluate_other_partitions(
     return repeats
 
 
-def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLD_LIMITS.default_n_folds) -> list[Fold]:
+def split_training_rows(rows: TrainingRows, partition: int, folds: int = DEFAULT_N_FOLDS) -> list[Fold]:
     """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,
@@ -437,12 +417,19 @@ def _drop_slow_views(
     result: SearchResult, cosines: Sequence[Tensor], weights: Tensor, view_spreads: Tensor, row_cost: float
 ) -> Tensor:
     """Drop views of low weight per time (``row_cost``) if the loss hardly rises; return weights (candidates,)."""
+    # A view with a larger fraction of the total weight is never dropped.
+    max_weight_fraction = 0.05
+    # Maximum increase of the held-out log-loss without the view, in standard errors. The larger of this limit and
+    # ``max_loss_increase`` applies.
+    max_loss_increase_errors = 0.1
+    # Maximum increase of the held-out log-loss without the view, in nats per row.
+    max_loss_increase = 1e-5
     costs = torch.tensor([candidate.flops for candidate in result.candidates], dtype=torch.float64)
     fractions = weights * view_spreads / (weights * view_spreads).sum()
     full_weights, full_losses = weights, None  # the losses are seldom needed
     for index in (fractions / costs.clamp_min(1.0)).argsort().tolist():
         time_fraction = float(costs[index] / costs[weights > 0].sum().clamp_min(1.0))
-        needed = min(SLOW_VIEWS.max_weight_fraction, row_cost * time_fraction)
+        needed = min(max_weight_fraction, row_cost * time_fraction)
         if not 0 < float(fractions[index]) < needed:
             continue
         if full_losses is None:
@@ -451,7 +438,7 @@ def _drop_slow_views(
         fewer[index] = 0.0
         rise = result.evaluator.compute_losses(_weighted_sum_of_cosines(cosines, fewer)) - full_losses
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
-        if float(rise.mean()) <= max(SLOW_VIEWS.max_loss_increase, SLOW_VIEWS.max_loss_increase_errors * error):
+        if float(rise.mean()) <= max(max_loss_increase, max_loss_increase_errors * error):
             weights = fewer
     return weights / weights.sum()
 

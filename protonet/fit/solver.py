@@ -203,8 +203,7 @@ def fit_solution(
             loader = cast(LabelledSamples, train_loader)
             features, labels, num_classes = read_labelled_samples(loader, val_loader, metadata)
         max_pool_rows = min(
-            networks.LABEL_PROPAGATION.max_rows_any_classes,
-            max(networks.LABEL_PROPAGATION.max_rows, networks.LABEL_PROPAGATION.max_rows_per_class * num_classes),
+            networks.MAX_ROWS_ANY_CLASSES, max(networks.LABEL_MAX_ROWS, networks.MAX_ROWS_PER_CLASS * num_classes)
         )
         pool = None if unlabelled is None else read_unlabelled_samples(unlabelled, features.shape[1], max_pool_rows)
         training_set, joined = prepare_training_set(

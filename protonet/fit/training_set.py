@@ -47,20 +47,6 @@ class UnlabelledSample(NamedTuple):
     n_unlabelled: int  #: Number of all unlabelled rows.
 
 
-@dataclass(frozen=True)
-class RowSampleLimits:
-    """Size of the sample of rows that views are fitted to if rows are many; see analysis/results/scale.md."""
-
-    max_rows: int = 32768
-    """Maximum number of distinct rows in the sample. More rows change little, since feature maps (views) have at most
-    1,024 units and trees of 4,096 rows."""
-    max_full_class_rows: int = 512
-    """All rows of a class with at most this many rows are in the sample, unless there are many classes."""
-
-
-ROW_SAMPLE = RowSampleLimits()
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
     """Labelled rows as models are fitted to them: sorted, scaled and without duplicates. Many rows are sampled."""
@@ -160,8 +146,15 @@ def prepare_training_set(
     return training_set, joined
 
 
+#: Maximum number of distinct rows in the sample. More rows change little, since feature maps (views) have at most 1,024
+#: units and trees of 4,096 rows.
+MAX_SAMPLED_ROWS = 32768
+#: All rows of a class with at most this many rows are in the sample, unless there are many classes.
+MAX_FULL_CLASS_ROWS = 512
+
+
 def sample_training_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
-    """Sample about ``ROW_SAMPLE.max_rows`` rows, and weight them so that each class keeps its summed weight.
+    """Sample about ``MAX_SAMPLED_ROWS`` rows, and weight them so that each class keeps its summed weight.
 
     The rows must be sorted by class. The sample is evenly spaced in each class, and has all rows of class names.
     Returns the sample, and for each row its index (n,) in the sample, -1 for rows that are not in it.
@@ -169,12 +162,12 @@ def sample_training_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
     Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
     """
     labels, n = rows.labels, len(rows.labels)
-    if n <= ROW_SAMPLE.max_rows:
+    if n <= MAX_SAMPLED_ROWS:
         return rows, torch.arange(n)
     counts = torch.bincount(labels)
-    equal_share = ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))
-    minimum = counts.clamp(max=min(ROW_SAMPLE.max_full_class_rows, equal_share))
-    others = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
+    equal_share = MAX_SAMPLED_ROWS // (2 * int((counts > 0).sum()))
+    minimum = counts.clamp(max=min(MAX_FULL_CLASS_ROWS, equal_share))
+    others = (counts - minimum) * ((MAX_SAMPLED_ROWS - int(minimum.sum())) / max(1, n - int(minimum.sum())))
     size, count = (minimum + others.long())[labels], counts[labels]  # (n,): rows of the class in the sample, and in all
     rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]
     chosen = (rank + 1) * size // count > rank * size // count
@@ -225,25 +218,6 @@ def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
     return replace(rows, weights=None if alike else weights, sample_scale=n / float(samples.sum()))
 
 
-@dataclass(frozen=True)
-class CentringThresholds:
-    """Thresholds of a column's standard deviation, relative to its mean, to centre it or treat it as constant."""
-
-    max_ratio_centred: float = 1e-3
-    """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
-    max_ratio_constant_float32: float = 1e-6
-    """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
-    max_ratio_constant_float64: float = 1e-15
-    """Float64 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
-    min_ratio_float64: float = 1e-12
-    """Float64 columns with a ratio from ``max_ratio_constant_float64`` to this are an error. The subtracted mean is
-    stored in float32, so that what is left of it would cost more than two digits of the differences."""
-    rounding_step: float = 1e-5
-    """Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then
-    do not change the order."""
-
-
-CENTRING_THRESHOLDS = CentringThresholds()
 MAX_VALUES = 2**30  #: Maximum number of features of all rows of an argument: 4 GB in float32. A loader may have no end.
 LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
@@ -447,6 +421,15 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0. Raises an InputError if
     a column of float64 features varies too little around its mean.
     """
+    # Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows.
+    max_ratio_centred = 1e-3
+    # Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors.
+    max_ratio_constant_float32 = 1e-6
+    # Float64 columns with a lower ratio count as constant: the differences between rows are rounding errors.
+    max_ratio_constant_float64 = 1e-15
+    # Float64 columns with a ratio from ``max_ratio_constant_float64`` to this are an error. The subtracted mean is
+    # stored in float32, so that what is left of it would cost more than two digits of the differences.
+    min_ratio_float64 = 1e-12
     parts = features.split(MAX_CHUNK_ROWS)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(MAX_CHUNK_ROWS)
 
@@ -461,19 +444,15 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     mean = average(parts)
     square = average((part - mean).square() for part in parts)
     ratio = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
-    precision_limit = (
-        CENTRING_THRESHOLDS.max_ratio_constant_float32
-        if features.dtype == torch.float32
-        else CENTRING_THRESHOLDS.max_ratio_constant_float64
-    )
-    lost = (ratio > precision_limit) & (ratio < CENTRING_THRESHOLDS.min_ratio_float64)
+    precision_limit = max_ratio_constant_float32 if features.dtype == torch.float32 else max_ratio_constant_float64
+    lost = (ratio > precision_limit) & (ratio < min_ratio_float64)
     if bool(lost.any()):
         column = int(lost.nonzero()[0])
         spread, centre = float(square[column].sqrt()), float(mean[column])
         got = f"a standard deviation of {spread:.3g} around {centre:.3g} in column {column}"
         constraint = "vary by more than 1e-12 of their mean"
         raise_input_error("features", constraint, got, "Subtract the mean of the column first.")
-    far = (ratio > precision_limit) & (ratio < CENTRING_THRESHOLDS.max_ratio_centred)
+    far = (ratio > precision_limit) & (ratio < max_ratio_centred)
     origin = torch.where(far, mean, 0.0).to(torch.float32)
     if not bool(far.any()):
         return features.to(torch.float32), origin
@@ -505,7 +484,12 @@ def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None
     return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[class_index[order].numpy()]]))]
 
 
+#: Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then do
+#: not change the order.
+ROUNDING_STEP = 1e-5
+
+
 def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
-    """Divide statistics (n,) by ``CENTRING_THRESHOLDS.rounding_step``, and round the quotients (n,) to integers."""
-    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / CENTRING_THRESHOLDS.rounding_step)
+    """Divide statistics (n,) by ``ROUNDING_STEP``, and round the quotients (n,) to integers."""
+    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / ROUNDING_STEP)
     return rounded

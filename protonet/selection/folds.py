@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class FoldLimits:
-    """Number and size of folds, chosen to limit time and memory; see analysis/results/scale.md."""
-
-    default_n_folds: int = 5  #: Default number of folds.
-    max_rows: int = 16384  #: Maximum number of rows of several folds: with more, one fold holds out some of the rows.
-    max_cosines: int = 1 << 24  #: Maximum number of rows times number of classes of several folds.
-    max_held_out_rows: int = 4096  #: Maximum number of rows that a single fold holds out.
-
-
-FOLD_LIMITS = FoldLimits()
 
 
 class Fold(NamedTuple):
@@ -34,20 +20,29 @@ class Fold(NamedTuple):
         return Fold(self.train.to(device), self.held_out.to(device))
 
 
+#: Default number of folds.
+DEFAULT_N_FOLDS = 5
+#: Maximum number of rows of several folds: with more, one fold holds out some of the rows.
+MAX_FOLDED_ROWS = 16384
+#: Maximum number of rows times number of classes of several folds.
+MAX_COSINES = 1 << 24
+#: Maximum number of rows that a single fold holds out.
+MAX_HELD_OUT_ROWS = 4096
+
+
 def split_folds(
     labels: Tensor,
     num_classes: int,
     *,
     partition: int = 0,
-    max_folds: int = FOLD_LIMITS.default_n_folds,
+    max_folds: int = DEFAULT_N_FOLDS,
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:
     """Split rows randomly into cross-validation folds that are stratified by class.
 
     The result depends only on the arguments, including the order of the rows. A class with a single row or group is
-    never held out. With many rows or classes, there is a single fold, which holds out some of the rows; see
-    `FoldLimits`.
+    never held out. With many rows or classes, there is a single fold, which holds out some of the rows.
 
     Args:
         labels: (n,) int64 in [0, num_classes).
@@ -82,8 +77,8 @@ def split_folds(
     several = count[labels[order]] > 1
     if not max_folds or not bool(several.any()):
         return []
-    if n > FOLD_LIMITS.max_rows or n * num_classes > FOLD_LIMITS.max_cosines:
-        held_out = max(256, min(FOLD_LIMITS.max_held_out_rows, FOLD_LIMITS.max_cosines // num_classes))
+    if n > MAX_FOLDED_ROWS or n * num_classes > MAX_COSINES:
+        held_out = max(256, min(MAX_HELD_OUT_ROWS, MAX_COSINES // num_classes))
         is_held_out = several & (rank % max(max_folds, math.ceil(n / held_out)) == 0)
         extra = is_held_out.nonzero().flatten()
         is_held_out[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
@@ -105,8 +100,8 @@ def _split_groups(
         return []
     order = torch.randperm(len(size), generator=generator)
     part = torch.full_like(size, -1)  # (groups,): the fold that holds the group out
-    if n > FOLD_LIMITS.max_rows or n * num_classes > FOLD_LIMITS.max_cosines:
-        held_out = max(256, min(FOLD_LIMITS.max_held_out_rows, FOLD_LIMITS.max_cosines // num_classes, n // max_folds))
+    if n > MAX_FOLDED_ROWS or n * num_classes > MAX_COSINES:
+        held_out = max(256, min(MAX_HELD_OUT_ROWS, MAX_COSINES // num_classes, n // max_folds))
         part[order[size[order].cumsum(dim=0) <= held_out]] = 0
     else:
         order = order[size[order].argsort(descending=True, stable=True)]

@@ -376,29 +376,6 @@ def select_simplest_within_one_error(losses: list[Tensor]) -> int:
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 
 
-@dataclass(frozen=True)
-class LBFGSConstants:
-    """Settings of the line search and the stopping criteria; the values are those of `torch.optim.LBFGS`."""
-
-    max_steps: int = 60  #: Maximum number of steps.
-    max_line_search_trials: int = 25  #: Maximum number of step sizes that are evaluated in one line search.
-    armijo_constant: float = 1e-4  #: Sufficient decrease, as a fraction of the decrease that the slope predicts.
-    curvature_constant: float = 0.9
-    """Curvature condition: maximum slope after a step, as a fraction of the slope before it."""
-    extrapolation_bounds: tuple[float, float] = (0.01, 10.0)
-    """Bounds on an extrapolated step size. Lower: the last size plus the first number times its last increase. Upper:
-    the last size times the second number."""
-    interpolation_margin: float = 0.1
-    """Minimum distance of an interpolated size from both ends, as a fraction of the interval."""
-    gradient_tolerance: float = 1e-7  #: The search stops if no absolute partial derivative is larger.
-    change_tolerance: float = 1e-9
-    """The search stops if a step changes the value, or every variable, by less than this."""
-    min_curvature: float = 1e-10  #: Steps with a lower curvature (y's) do not update the inverse Hessian.
-
-
-LBFGS = LBFGSConstants()
-
-
 class LineSearchTrial(NamedTuple):
     """The value and the derivatives of the objective at one step size of a line search."""
 
@@ -408,22 +385,32 @@ class LineSearchTrial(NamedTuple):
     gradient: Tensor  #: (n,): gradient of the objective.
 
 
+#: Maximum number of steps.
+MAX_STEPS = 60
+#: The search stops if no absolute partial derivative is larger.
+GRADIENT_TOLERANCE = 1e-7
+#: The search stops if a step changes the value, or every variable, by less than this.
+CHANGE_TOLERANCE = 1e-9
+
+
 def minimize(objective: Objective, x: Tensor) -> Tensor:
     """Minimize a smooth function by L-BFGS from x (n,) float64; return the minimizer, or the last point."""
+    # Steps with a lower curvature (y's) do not update the inverse Hessian.
+    min_curvature = 1e-10
     value, gradient = objective(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
     direction = -gradient
-    size = min(1.0, 1 / max(float(gradient.abs().sum()), LBFGS.gradient_tolerance))
-    for _ in range(LBFGS.max_steps):
+    size = min(1.0, 1 / max(float(gradient.abs().sum()), GRADIENT_TOLERANCE))
+    for _ in range(MAX_STEPS):
         start = LineSearchTrial(0.0, value, float(gradient @ direction), gradient)
-        if float(gradient.abs().max()) <= LBFGS.gradient_tolerance or start.slope > -LBFGS.change_tolerance:
+        if float(gradient.abs().max()) <= GRADIENT_TOLERANCE or start.slope > -CHANGE_TOLERANCE:
             break
         end = _line_search(objective, x, direction, start, size)
         s, y, decrease = end.step_size * direction, end.gradient - gradient, value - end.value
         x, value, gradient, size = x + s, end.value, end.gradient, 1.0
-        if float(s.abs().max()) <= LBFGS.change_tolerance or abs(decrease) < LBFGS.change_tolerance:
+        if float(s.abs().max()) <= CHANGE_TOLERANCE or abs(decrease) < CHANGE_TOLERANCE:
             break
-        if float(y @ s) > LBFGS.min_curvature:
+        if float(y @ s) > min_curvature:
             pairs.append((s, y))
         direction = _multiply_by_inverse_hessian(pairs, -gradient)
     return x
@@ -447,26 +434,37 @@ def _line_search(
     objective: Objective, x: Tensor, direction: Tensor, start: LineSearchTrial, size: float
 ) -> LineSearchTrial:
     """Search a step size along a direction (n,), first ``size``, by the strong Wolfe conditions; return the trial."""
+    # Maximum number of step sizes that are evaluated in one line search.
+    max_line_search_trials = 25
+    # Sufficient decrease, as a fraction of the decrease that the slope predicts.
+    armijo_constant = 1e-4
+    # Curvature condition: maximum slope after a step, as a fraction of the slope before it.
+    curvature_constant = 0.9
+    # Bounds on an extrapolated step size. Lower: the last size plus the first number times its last increase. Upper:
+    # the last size times the second number.
+    extrapolation_bounds = (0.01, 10.0)
+    # Minimum distance of an interpolated size from both ends, as a fraction of the interval.
+    interpolation_margin = 0.1
     low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
-    for _ in range(LBFGS.max_line_search_trials):
+    for _ in range(max_line_search_trials):
         value, gradient = objective(x + size * direction)
         trial, last = LineSearchTrial(size, value, float(gradient @ direction), gradient), low
-        if value > start.value + LBFGS.armijo_constant * size * start.slope or value >= low.value:
+        if value > start.value + armijo_constant * size * start.slope or value >= low.value:
             high = trial
-        elif abs(trial.slope) <= -LBFGS.curvature_constant * start.slope:
+        elif abs(trial.slope) <= -curvature_constant * start.slope:
             return trial
         else:
             if trial.slope * (math.inf if high is None else high.step_size - low.step_size) >= 0:
                 high = low
             low = trial
         if high is None:
-            smallest, largest = LBFGS.extrapolation_bounds
+            smallest, largest = extrapolation_bounds
             least = low.step_size + smallest * (low.step_size - last.step_size)
             size = _minimize_cubic(last, low, least, largest * low.step_size)
             continue
         left, right = sorted((low.step_size, high.step_size))
-        margin = LBFGS.interpolation_margin * (right - left)
-        if right - left < LBFGS.change_tolerance / max(float(direction.abs().max()), LBFGS.gradient_tolerance):
+        margin = interpolation_margin * (right - left)
+        if right - left < CHANGE_TOLERANCE / max(float(direction.abs().max()), GRADIENT_TOLERANCE):
             break
         size = _minimize_cubic(low, high, left + margin, right - margin)
     return low

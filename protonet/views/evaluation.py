@@ -71,21 +71,6 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
     return EncoderPlan(embedding_dim, tuple(sizes))
 
 
-@dataclass(frozen=True)
-class ViewPruningThresholds:
-    """Thresholds to end the evaluation of a bad view early ("pruning"). The effect is smaller than the noise."""
-
-    min_decisive_rows: int = 256
-    """With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
-    clearly worse."""
-    max_excess_loss: float = 0.75
-    """A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row."""
-    min_evaluated_rows: int = 32  #: Minimum number of evaluated held-out rows before a view is pruned.
-
-
-VIEW_PRUNING = ViewPruningThresholds()
-
-
 class Candidate(NamedTuple):
     """The spec (hyperparameters) of a view and its evaluation on held-out rows."""
 
@@ -98,6 +83,15 @@ class Candidate(NamedTuple):
     def mean_loss(self) -> float:
         """The mean log-loss, in nats per row."""
         return float(self.losses.mean())
+
+
+#: With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
+#: clearly worse.
+MIN_DECISIVE_ROWS = 256
+#: A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row.
+MAX_EXCESS_LOSS = 0.75
+#: Minimum number of evaluated held-out rows before a view is pruned.
+MIN_EVALUATED_ROWS = 32
 
 
 @dataclass
@@ -227,11 +221,11 @@ class CandidateEvaluator:
         The losses are multiplied by ``expected_loss_ratio``, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
-        if self.best_linear_losses is None or n < VIEW_PRUNING.min_evaluated_rows:
+        if self.best_linear_losses is None or n < MIN_EVALUATED_ROWS:
             return False
         losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.best_linear_losses[:n]
-        clearly_worse = n >= VIEW_PRUNING.min_decisive_rows and is_worse_by_one_error(losses, reference)
-        return clearly_worse or float((losses - reference).mean()) > VIEW_PRUNING.max_excess_loss
+        clearly_worse = n >= MIN_DECISIVE_ROWS and is_worse_by_one_error(losses, reference)
+        return clearly_worse or float((losses - reference).mean()) > MAX_EXCESS_LOSS
 
 
 def map_features(view: View, x: Tensor) -> Tensor:

@@ -27,30 +27,6 @@ from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.view import InputMap, TrainingRows, View, ViewSpec
 
-
-@dataclass(frozen=True)
-class FixedConvolutionConstants:
-    """Constants of the convolution kernels and of the pooling, and limits of the computing time."""
-
-    kernel_size: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
-    n_positive_weights: int = 3  #: Number of weights of a kernel that are 2; the other weights are -1.
-    threshold_quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
-    threshold_margin: float = 1e-4
-    """Added to thresholds so that equal responses do not exceed them, in standard deviations of the responses."""
-    max_dilations: int = 5  #: Maximum number of dilations of a series, which are powers of two up to its length.
-    dilation_image_sides: tuple[int, ...] = (7, 14)
-    """An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels."""
-    max_sampled_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
-    responses_per_chunk: float = 2**19
-    """Number of responses that are computed at once, so that they fit in the cache of a core."""
-    max_responses: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
-    flops_per_response: float = 30.0  #: Number of multiplications that take as long as a response at one position.
-    max_fitted_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
-    min_feature_scale: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
-    min_varying_std: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
-
-
-FIXED_CONVOLUTION = FixedConvolutionConstants()
 #: The ridge penalties that are evaluated by default.
 CONVOLUTION_RIDGE_PENALTIES = (1e-2, 1e-1, 1.0)
 #: The ridge penalty if no row can be held out.
@@ -135,12 +111,16 @@ class FixedConvolutionFamily(ViewFamily):
 
         Nothing is yielded if rows are neither series nor images, or if there are too many responses.
         """
+        # Maximum number of responses of all rows; with more, the view is not evaluated.
+        max_responses = 1e9
+        # Number of multiplications that take as long as a response at one position.
+        flops_per_response = 30.0
         rows = evaluator.rows
         n, dim = rows.features.shape
         if not rows.line_width:
             return
         row_responses = dim * count_kernels() * len(list_dilations(rows.line_width, dim))
-        if n * row_responses > FIXED_CONVOLUTION.max_responses:
+        if n * row_responses > max_responses:
             return
         cosines: dict[FixedConvolutionSpec, list[Tensor]] = {}
         for fold in evaluator.folds:
@@ -157,43 +137,53 @@ class FixedConvolutionFamily(ViewFamily):
                     cosines.setdefault(view, []).append(regression.cosines(ridge))
         for local in (False, True):
             views = [FixedConvolutionSpec(rows.line_width, local, ridge) for ridge in self.ridge_penalties]
-            flops = FIXED_CONVOLUTION.flops_per_response * row_responses / 2  # both views share the responses
+            flops = flops_per_response * row_responses / 2  # both views share the responses
             scored = [evaluator.make_candidate(view, torch.cat(cosines[view]), flops) for view in views]
             yield min(scored, key=lambda candidate: candidate.mean_loss)
 
 
+#: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
+KERNEL_SIZE = 9
+#: Number of weights of a kernel that are 2; the other weights are -1.
+N_POSITIVE_WEIGHTS = 3
+
+
 def count_kernels() -> int:
     """Compute the number of kernels: 84."""
-    return math.comb(FIXED_CONVOLUTION.kernel_size, FIXED_CONVOLUTION.n_positive_weights)
+    return math.comb(KERNEL_SIZE, N_POSITIVE_WEIGHTS)
 
 
 @cache
 def fixed_kernels() -> Tensor:
     """Compute all kernels (84, 9) with three weights of 2 and six weights of -1; the weights of a kernel sum to 0."""
-    kernels = torch.full((count_kernels(), FIXED_CONVOLUTION.kernel_size), -1.0)
-    for index, high_taps in enumerate(
-        itertools.combinations(range(FIXED_CONVOLUTION.kernel_size), FIXED_CONVOLUTION.n_positive_weights)
-    ):
+    kernels = torch.full((count_kernels(), KERNEL_SIZE), -1.0)
+    for index, high_taps in enumerate(itertools.combinations(range(KERNEL_SIZE), N_POSITIVE_WEIGHTS)):
         kernels[index, list(high_taps)] = 2.0
     return kernels
 
 
+#: Maximum number of dilations of a series, which are powers of two up to its length.
+MAX_DILATIONS = 5
+
+
 def list_dilations(width: int, dim: int) -> list[int]:
     """List the dilations of the kernels for series (``width == dim``), or for images of ``dim`` pixels."""
+    # An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels.
+    dilation_image_sides = (7, 14)
     if width == dim:
-        max_power = max(0, int(math.log2(max(1, (dim - 1) / (FIXED_CONVOLUTION.kernel_size - 1)))))
-        count = min(max_power + 1, FIXED_CONVOLUTION.max_dilations)
+        max_power = max(0, int(math.log2(max(1, (dim - 1) / (KERNEL_SIZE - 1)))))
+        count = min(max_power + 1, MAX_DILATIONS)
         return sorted({2 ** round(power) for power in torch.linspace(0, max_power, count, device="cpu").tolist()})
     side = min(width, dim // width)
-    n_steps = 1 + sum(side >= threshold for threshold in FIXED_CONVOLUTION.dilation_image_sides)
+    n_steps = 1 + sum(side >= threshold for threshold in dilation_image_sides)
     return [2**power for power in range(n_steps)]
 
 
 @cache
 def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> Tensor:
     """Compute the feature index that each kernel weight multiplies at each position: (dim, 9), ``dim`` for padding."""
-    line_reach = range(-(FIXED_CONVOLUTION.kernel_size // 2), FIXED_CONVOLUTION.kernel_size // 2 + 1)
-    side = range(-(math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2), math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2 + 1)
+    line_reach = range(-(KERNEL_SIZE // 2), KERNEL_SIZE // 2 + 1)
+    side = range(-(math.isqrt(KERNEL_SIZE) // 2), math.isqrt(KERNEL_SIZE) // 2 + 1)
     steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
     line, column = torch.arange(dim)[:, None] // width, torch.arange(dim)[:, None] % width
     down, right = (dilation * torch.tensor(step) for step in zip(*steps, strict=True))
@@ -226,6 +216,10 @@ class KernelBankConfig(Config):
         raise_unless(self.parts <= self.input_dim, "more parts than features")
 
 
+#: Quantiles of a kernel's responses that are its thresholds.
+THRESHOLD_QUANTILES = (0.3, 0.7)
+
+
 class KernelBank(InputMap):
     """A feature map from rows to pooled features: the fractions of positions with a response above a threshold.
 
@@ -251,7 +245,7 @@ class KernelBank(InputMap):
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         dilations = list_dilations(self.config.width, self.config.input_dim)
-        return {"thresholds": (len(dilations), count_kernels(), len(FIXED_CONVOLUTION.threshold_quantiles))}
+        return {"thresholds": (len(dilations), count_kernels(), len(THRESHOLD_QUANTILES))}
 
     def derive_constants(self) -> None:
         """Compute the kernels, and the indices of the features that they multiply, on the device of the thresholds."""
@@ -268,25 +262,31 @@ class KernelBank(InputMap):
     @classmethod
     def fit(cls, x: Tensor, width: int) -> KernelBank:
         """Fit the thresholds to rows x (n, dim), images or series of ``width``; many rows are sampled."""
+        # Added to thresholds so that equal responses do not exceed them, in standard deviations of the responses.
+        threshold_margin = 1e-4
+        # Number of responses of each kernel from which thresholds are computed.
+        max_sampled_responses = 2**14
         dim = x.shape[1]
         x = x[_select_fitted_rows(x)]
-        sample = x[:: max(1, math.ceil(x.numel() / FIXED_CONVOLUTION.max_sampled_responses))]
+        sample = x[:: max(1, math.ceil(x.numel() / max_sampled_responses))]
         thresholds, kernels = [], fixed_kernels().to(x)
         for dilation in list_dilations(width, dim):
             taps = kernel_feature_indices(width, dim, dilation, 1).to(x.device)
             responses = _convolve(sample, taps, kernels).flatten(0, 1).T  # (kernels, rows * positions)
-            margin = FIXED_CONVOLUTION.threshold_margin * responses.std(dim=1, correction=0)
+            margin = threshold_margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
-            ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in FIXED_CONVOLUTION.threshold_quantiles]
+            ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in THRESHOLD_QUANTILES]
             thresholds.append(ordered[:, ranks] + margin[:, None])
         config = KernelBankConfig(dim, width, LOCAL_POOLING_PARTS["series" if width == dim else "image"])
         return cls(config, {"thresholds": torch.stack(thresholds)})
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
+        # Number of responses that are computed at once, so that they fit in the cache of a core.
+        responses_per_chunk = 2**19
         if is_compiling():
             return self._pool_for_export(x)
-        chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * count_kernels())))
+        chunk_rows = max(1, int(responses_per_chunk / (self.config.input_dim * count_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
     def _pool_for_export(self, x: Tensor) -> Tensor:
@@ -341,15 +341,19 @@ class KernelBank(InputMap):
         return graph.add("Concat", *columns, axis=1)
 
 
+#: Maximum number of rows that the regression is fitted to.
+MAX_FITTED_ROWS = 2048
+
+
 def _select_fitted_rows(x: Tensor) -> Tensor:
-    """Compute the indices of at most ``FIXED_CONVOLUTION.max_fitted_rows`` evenly spaced rows of x."""
+    """Compute the indices of at most ``MAX_FITTED_ROWS`` evenly spaced rows of x."""
     n = len(x)
-    return torch.linspace(0, n - 1, min(n, FIXED_CONVOLUTION.max_fitted_rows)).round().long().to(x.device)
+    return torch.linspace(0, n - 1, min(n, MAX_FITTED_ROWS)).round().long().to(x.device)
 
 
 def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
     """Convolve zero-padded rows x (n, dim) with kernels, at the feature indices ``taps``: (n, positions, kernels)."""
-    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, FIXED_CONVOLUTION.kernel_size)
+    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, KERNEL_SIZE)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
@@ -357,14 +361,18 @@ class _RidgeRegression:
     """Ridge regression of class indicators on pooled features (n, features), for several ridge penalties."""
 
     def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:
+        # Pooled features are divided by their standard deviation, but at least by this.
+        min_feature_scale = 0.05
+        # Pooled features with a smaller standard deviation are ignored.
+        min_varying_std = 1e-3
         self.rows = rows
         weights = rows.class_balanced_weights
         self.weights = (torch.ones_like(rows.labels, dtype=torch.float64) if weights is None else weights)[:, None]
         features = features.double()
         self.mean = (self.weights * features).mean(dim=0)
         deviation = (self.weights * (features - self.mean).square()).mean(dim=0).sqrt()
-        varies = deviation > FIXED_CONVOLUTION.min_varying_std
-        self.gain = torch.where(varies, 1 / deviation.clamp_min(FIXED_CONVOLUTION.min_feature_scale), 0.0)
+        varies = deviation > min_varying_std
+        self.gain = torch.where(varies, 1 / deviation.clamp_min(min_feature_scale), 0.0)
         self.z = (features - self.mean) * self.gain
         scale = float(self.z.square().sum(dim=1).mean()) or 1.0
         self.gain, self.z = self.gain / math.sqrt(scale), self.z / math.sqrt(scale)

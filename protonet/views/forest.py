@@ -19,37 +19,16 @@ from protonet._compat import is_compiling
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.views import view
 from protonet.views.config import Config, bounded_field, raise_unless
-from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
+from protonet.views.evaluation import MIN_DECISIVE_ROWS, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
 
-
-@dataclass(frozen=True)
-class ForestConstants:
-    """Limits of the computing time of forests, and their random seed.
-
-    With these limits, a forest of the default effort takes 0.03 to 0.6 s.
-    """
-
-    max_fitted_rows: int = 4096  #: Maximum number of rows from which trees are grown.
-    max_forest_work: float = 2e6  #: Maximum number of rows times trees times evaluated splits per node, in a forest.
-    max_batch_work: float = 1e6  #: Maximum of the same product for the trees that are grown at once.
-    max_depth: int = 64  #: Maximum depth of a tree.
-    pilot_divisor: int = 8  #: A pilot forest, which decides about pruning, has this many times fewer trees.
-    expected_loss_ratio: float = 0.25
-    """The log-loss of the full forest is assumed to be this fraction of that of the pilot."""
-    min_divisor: float = 1e-30  #: The smallest divisor.
-    levels_per_compaction: int = 3
-    """In prediction, pairs of row and tree at a leaf are removed each time after this many levels."""
-    flops_per_node: float = 250.0
-    """Number of multiplications that take as long as a row's step from a node to its child."""
-    full_forest_weight: float = 0.2
-    """A forest with less weight than this in the mixture gets proportionally fewer trees."""
-    min_trees: int = 50  #: Minimum number of trees of such a forest.
-    seed: int = 0  #: Seed of the features and thresholds, the same in every fold and in the final fit.
-
-
-FOREST = ForestConstants()
+#: Maximum number of rows from which trees are grown.
+MAX_TREE_ROWS = 4096
+#: Maximum of the same product for the trees that are grown at once.
+MAX_BATCH_WORK = 1e6
+#: Seed of the features and thresholds, the same in every fold and in the final fit.
+FOREST_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +53,7 @@ class ForestSpec:
     def fit(self, rows: view.TrainingRows, source: view.InputMap | None = None) -> ForestView:
         """Grow a forest from the rows, or from evenly spaced rows if they are many.
 
-        The maximum number of rows is ``FOREST.max_fitted_rows`` for all training rows, and the same fraction of a fold.
+        The maximum number of rows is ``MAX_TREE_ROWS`` for all training rows, and the same fraction of a fold.
 
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 
@@ -87,14 +66,14 @@ class ForestSpec:
         x, labels = shift_rows(rows.features, shifts), class_ids.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
-        generator = torch.Generator().manual_seed(FOREST.seed)
-        chosen = view.select_evenly(len(x), rows.scale_row_limit(FOREST.max_fitted_rows))
+        generator = torch.Generator().manual_seed(FOREST_SEED)
+        chosen = view.select_evenly(len(x), rows.scale_row_limit(MAX_TREE_ROWS))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         blocks = torch.arange(x.shape[1]) if rows.column_indices is None else rows.column_indices
         columns = view.canonical_feature_order(x, blocks)  # features are drawn by their position
         x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
         trees = max_tree_count(len(x), x.shape[1], self.max_trees)
-        batch = max(1, int(FOREST.max_batch_work / (len(x) * _splits_per_node(x.shape[1]))))
+        batch = max(1, int(MAX_BATCH_WORK / (len(x) * _splits_per_node(x.shape[1]))))
         batches, n_nodes, depth = list[TreeNodes](), 0, 0
         for first in range(0, trees, batch):
             n_trees = min(batch, trees - first)
@@ -105,6 +84,12 @@ class ForestSpec:
         nodes = _sort_nodes(nodes._replace(feature=columns[nodes.feature], label=classes[nodes.label]))
         config = ForestConfig(x.shape[1], len(nodes.child), len(nodes.root), depth, rows.num_classes)
         return ForestView(config, None, nodes._asdict()).to(device)
+
+
+#: A forest with less weight than this in the mixture gets proportionally fewer trees.
+FULL_FOREST_WEIGHT = 0.2
+#: Minimum number of trees of such a forest.
+MIN_TREES = 50
 
 
 @dataclass(frozen=True)
@@ -122,18 +107,18 @@ class ForestFamily(ViewFamily):
     def final_spec(self, spec: view.ViewSpec, weight: float) -> view.ViewSpec:
         """Return the spec with fewer trees if the forest has little weight, so that its noise matters less.
 
-        The number is ``FOREST.min_trees`` times a power of two, since any other number of trees draws other splits: a
+        The number is ``MIN_TREES`` times a power of two, since any other number of trees draws other splits: a
         rounding error of the weight would change the forest.
         """
         if not isinstance(spec, ForestSpec):
             return spec
-        ratio = spec.max_trees * weight / (FOREST.full_forest_weight * FOREST.min_trees)
-        trees = FOREST.min_trees * 2 ** math.ceil(math.log2(max(1.0, ratio)))
+        ratio = spec.max_trees * weight / (FULL_FOREST_WEIGHT * MIN_TREES)
+        trees = MIN_TREES * 2 ** math.ceil(math.log2(max(1.0, ratio)))
         return replace(spec, max_trees=min(spec.max_trees, trees))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""
-        if not self.max_trees or 2 * int(evaluator.seen.sum()) > FOREST.max_fitted_rows:
+        if not self.max_trees or 2 * int(evaluator.seen.sum()) > MAX_TREE_ROWS:
             return
         for use_shifts in (False, True) if evaluator.rows.shifts != (0,) else (False,):
             forest = ForestSpec(self.max_trees, use_shifts)
@@ -146,17 +131,21 @@ class ForestFamily(ViewFamily):
 
 def _is_pilot_pruned(evaluator: CandidateEvaluator, forest: ForestSpec) -> bool:
     """Test, by a smaller forest on the first fold, whether the forest would get no weight; False if rows are few."""
+    # A pilot forest, which decides about pruning, has this many times fewer trees.
+    pilot_divisor = 8
+    # The log-loss of the full forest is assumed to be this fraction of that of the pilot.
+    expected_loss_ratio = 0.25
     fold = evaluator.folds[0]
-    if len(fold.held_out) < VIEW_PRUNING.min_decisive_rows:
+    if len(fold.held_out) < MIN_DECISIVE_ROWS:
         return False
     rows = evaluator.rows.select(fold.train)
     n = len(rows.labels) * (len(rows.shifts) if forest.use_shifts else 1)
-    trees = max_tree_count(n, rows.features.shape[1], forest.max_trees) // FOREST.pilot_divisor
+    trees = max_tree_count(n, rows.features.shape[1], forest.max_trees) // pilot_divisor
     if not trees:
         return False
     pilot = replace(forest, max_trees=trees).fit(rows)
     cosines = evaluator.compute_fold_cosines(partial(map_features, pilot), 0)
-    return evaluator.should_prune(cosines, expected_loss_ratio=FOREST.expected_loss_ratio)
+    return evaluator.should_prune(cosines, expected_loss_ratio=expected_loss_ratio)
 
 
 class TreeNodes(NamedTuple):
@@ -187,6 +176,10 @@ def _locate_children(inner: Tensor, trees: int) -> Tensor:
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 
+#: Maximum depth of a tree.
+MAX_DEPTH = 64
+
+
 @dataclass(frozen=True)
 class ForestConfig(Config):
     """The sizes from which a `ForestView` is built."""
@@ -194,7 +187,7 @@ class ForestConfig(Config):
     input_dim: int = bounded_field()  #: Number of features.
     nodes: int = bounded_field()  #: Number of nodes of all trees.
     trees: int = bounded_field()  #: Number of trees.
-    depth: int = bounded_field(0, FOREST.max_depth)  #: Number of levels below the roots.
+    depth: int = bounded_field(0, MAX_DEPTH)  #: Number of levels below the roots.
     classes: int = bounded_field()  #: Number of classes.
 
 
@@ -254,13 +247,15 @@ class ForestView(view.View):
 
     def _vote(self, x: Tensor) -> Tensor:
         """Compute the fraction of trees that vote for each class (n, num_classes), for rows x (n, input_dim)."""
+        # In prediction, pairs of row and tree at a leaf are removed each time after this many levels.
+        levels_per_compaction = 3
         n, trees = len(x), len(self.root)
         values = x.T.reshape(-1)  # sorted by feature: neighbouring pairs are of one tree, and read few features
         node, row = self.root.repeat_interleave(n), torch.arange(n, device=x.device).repeat(trees)  # (pairs,)
         leaf, pair = torch.empty_like(node), torch.arange(n * trees, device=x.device)
         for level in range(self.config.depth):
             node = self.child[node] + (values[self.feature[node] * n + row] > self.threshold[node])
-            if (level + 1) % FOREST.levels_per_compaction == 0:  # remove the pairs that have reached a leaf
+            if (level + 1) % levels_per_compaction == 0:  # remove the pairs that have reached a leaf
                 leaf[pair] = node
                 inner = torch.isfinite(self.threshold[node]).nonzero().flatten()
                 node, row, pair = node[inner], row[inner], pair[inner]
@@ -271,7 +266,9 @@ class ForestView(view.View):
 
     def flops(self) -> float:
         """Estimate the prediction time per row, as a number of multiplications."""
-        return FOREST.flops_per_node * self.config.trees * self.config.depth
+        # Number of multiplications that take as long as a row's step from a node to its child.
+        flops_per_node = 250.0
+        return flops_per_node * self.config.trees * self.config.depth
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the votes to an ONNX graph; return the name of their value, in a list."""
@@ -289,10 +286,14 @@ class ForestView(view.View):
         return [graph.add("ScatterElements", zeros, label, vote, axis=1, reduction="add")]
 
 
+#: Maximum number of rows times trees times evaluated splits per node, in a forest.
+MAX_FOREST_WORK = 2e6
+
+
 def max_tree_count(n: int, dim: int, max_trees: int) -> int:
     """Compute the number of trees in [1, max_trees] that the work limit allows, for n rows of ``dim`` features."""
-    tree_work = min(n, FOREST.max_fitted_rows) * _splits_per_node(dim)
-    return max(1, min(max_trees, int(FOREST.max_forest_work / tree_work)))
+    tree_work = min(n, MAX_TREE_ROWS) * _splits_per_node(dim)
+    return max(1, min(max_trees, int(MAX_FOREST_WORK / tree_work)))
 
 
 def _splits_per_node(dim: int) -> int:
@@ -311,7 +312,7 @@ def _grow_trees(
     has_duplicates = len(distinct) < n
     row, at = torch.arange(n).repeat(trees), nodes.root.repeat_interleave(n)  # (pairs,): each row in each tree
     depth = 0
-    for _ in range(FOREST.max_depth):
+    for _ in range(MAX_DEPTH):
         # node (nodes,): the nodes of this level; group (pairs,): index of a pair's node in `node`
         node, group = _unique_integers(at, len(nodes.child))
         # class_of_node: the (node, class) combinations that occur; member (pairs,): index of a pair's combination
@@ -405,6 +406,8 @@ def _evaluate_random_splits(
     (pairs, splits) of values above them; and scores (nodes, splits): the summed weight minus the weighted Gini impurity
     of both sides, or 0 if one side is empty.
     """
+    # The smallest divisor.
+    min_divisor = 1e-30
     index = group[:, None].expand(values.shape)
     low = torch.full_like(fraction, math.inf).scatter_reduce_(0, index, values, "amin")
     high = torch.full_like(fraction, -math.inf).scatter_reduce_(0, index, values, "amax")
@@ -414,5 +417,5 @@ def _evaluate_random_splits(
     score = torch.zeros_like(fraction)
     for side in (counts, count[:, None] - counts):
         size = torch.zeros_like(fraction).index_add_(0, owner, side)
-        score += torch.zeros_like(fraction).index_add_(0, owner, side.square()) / size.clamp_min(FOREST.min_divisor)
+        score += torch.zeros_like(fraction).index_add_(0, owner, side.square()) / size.clamp_min(min_divisor)
     return threshold, right, torch.where(threshold < high, score, 0.0)  # the smallest value never exceeds it

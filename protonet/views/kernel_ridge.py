@@ -21,41 +21,18 @@ from torch import Tensor
 from protonet.losses import MAX_CHUNK_ROWS, add_to_class_sums
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.distances import batch_invariant_distances, quantization_grid, quantized_l1_distances
-from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.evaluation import MIN_DECISIVE_ROWS, MIN_EVALUATED_ROWS, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import LinearSpec
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
 from protonet.views.view import InputMap, LinearMap, TrainingRows, View, require_linear_map, select_evenly
 
-
-@dataclass(frozen=True)
-class KernelRidgeConstants:
-    """Limits of the computing time and the rounding errors of kernel ridge views; see analysis/results/scale.md."""
-
-    max_units: int = 1024  #: Maximum number of units of a view.
-    max_distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
-    max_product_work: float = 1.5e9  #: Maximum number of multiplications for products of kernel matrices in one fit.
-    max_float32_coefficient_sum: float = 600.0
-    """Scores are computed in float64 if the absolute coefficients of a class sum to more than this."""
-    jitter: float = 1e-6  #: Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
-    max_median_rows: int = 4 * MAX_CHUNK_ROWS  #: Maximum number of rows from which the median distance is computed.
-    max_rounding_distance: float = 1e-6
-    """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
-    min_halving_rows: int = 16
-    """A fold that holds out this many rows halves the settings that the next fold evaluates."""
-    max_exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
-    quantized_term_counts: tuple[int, ...] = (16, 8, 4)
-    """Candidate numbers of quantized coordinates whose sum must fit in 16 bits; fewer allow a finer quantization."""
-    max_quantization_error: float = 0.002  #: Largest standard error of class scores that quantization may cause.
-    flops_per_difference: float = 4.0  #: Number of multiplications that take as long as an absolute difference.
-    flops_per_exponential: float = 20.0  #: Number of multiplications that take as long as an exponential.
-    max_search_units: int = 512  #: Maximum number of units in the search for a bandwidth on folds with many rows.
-    expected_loss_ratios: tuple[float, float] = (0.8, 0.9)
-    """With all units, the log-loss is assumed to be these fractions of that with ``max_search_units``: at the middle
-    bandwidth, and at the best bandwidth."""
-
-
-KERNEL_RIDGE = KernelRidgeConstants()
+#: Maximum number of units of a view.
+MAX_KERNEL_UNITS = 1024
+#: Maximum number of subtractions for L1 distances in one fit.
+MAX_DISTANCE_WORK = 2e8
+#: Maximum number of multiplications for products of kernel matrices in one fit.
+MAX_PRODUCT_WORK = 1.5e9
 
 
 @dataclass(frozen=True)
@@ -102,9 +79,9 @@ class KernelRidgeSpec:
 
     def count_units(self, n: int, dim: int) -> int:
         """Compute how many of n samples of ``dim`` features become centres of kernels: all if the work allows it."""
-        limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.max_product_work / n))]
+        limits = [n, MAX_KERNEL_UNITS, math.isqrt(int(MAX_PRODUCT_WORK / n))]
         if self.norm == 1:
-            limits.append(int(KERNEL_RIDGE.max_distance_work / (n * dim)))
+            limits.append(int(MAX_DISTANCE_WORK / (n * dim)))
         return max(1, min(limits))
 
 
@@ -180,8 +157,18 @@ class KernelRidgeFamily(ViewFamily):
                 yield candidate
 
 
+#: A fold that holds out this many rows halves the settings that the next fold evaluates.
+MIN_HALVING_ROWS = 16
+
+
 def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[KernelRidgeSpec]) -> Candidate | None:
     """Evaluate a view with several settings; return the best candidate, None if it is pruned or time is over."""
+    # Number of multiplications that take as long as an absolute difference.
+    flops_per_difference = 4.0
+    # Number of multiplications that take as long as an exponential.
+    flops_per_exponential = 20.0
+    # Maximum number of units in the search for a bandwidth on folds with many rows.
+    max_search_units = 512
     cosines = torch.zeros(len(specs), 0, evaluator.rows.num_classes, dtype=torch.float32)
     for index, (source, fold) in enumerate(zip(evaluator.fit_input_maps(specs[0]), evaluator.folds, strict=True)):
         if evaluator.is_past_deadline():
@@ -189,9 +176,9 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
         queries = evaluator.rows.features[fold.held_out]
         training_rows = evaluator.rows.select(fold.train)
         regression = _KernelRegression(specs[0], require_linear_map(source), training_rows, queries)
-        decisive = len(fold.held_out) >= VIEW_PRUNING.min_decisive_rows
+        decisive = len(fold.held_out) >= MIN_DECISIVE_ROWS
         if index == 0 and decisive and len(specs) > 1:
-            specs = _choose_bandwidth(evaluator, regression.with_fewer_units(KERNEL_RIDGE.max_search_units), specs)
+            specs = _choose_bandwidth(evaluator, regression.with_fewer_units(max_search_units), specs)
             if evaluator.is_past_deadline() or not specs:
                 return None
             cosines = cosines[: len(specs)]
@@ -202,8 +189,8 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
             ridges = [view.ridge for view in specs if view.bandwidth == bandwidth]
             fold_cosines.append(regression.cosines(bandwidth, ridges))
         cosines = torch.cat([cosines, torch.cat(fold_cosines)], dim=1)
-        halve = len(fold.held_out) >= KERNEL_RIDGE.min_halving_rows
-        if not halve and cosines.shape[1] < VIEW_PRUNING.min_evaluated_rows:
+        halve = len(fold.held_out) >= MIN_HALVING_ROWS
+        if not halve and cosines.shape[1] < MIN_EVALUATED_ROWS:
             continue  # too few rows to discard a setting or the view
         ranking = _rank_by_log_loss(evaluator, cosines)
         if evaluator.should_prune(cosines[ranking[0]]):
@@ -213,8 +200,8 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
             cosines, specs = cosines[better], [specs[i] for i in better]
     best = _rank_by_log_loss(evaluator, cosines)[0]
     units, dim = regression.landmarks.shape
-    distance_flops = dim * (KERNEL_RIDGE.flops_per_difference if specs[0].norm == 1 else 1)
-    flops = units * (distance_flops + KERNEL_RIDGE.flops_per_exponential)
+    distance_flops = dim * (flops_per_difference if specs[0].norm == 1 else 1)
+    flops = units * (distance_flops + flops_per_exponential)
     return evaluator.make_candidate(specs[best], cosines[best], flops)
 
 
@@ -222,6 +209,9 @@ def _choose_bandwidth(
     evaluator: CandidateEvaluator, regression: _KernelRegression, specs: Sequence[KernelRidgeSpec]
 ) -> list[KernelRidgeSpec]:
     """Search the bandwidth of lowest log-loss, from the median on; return the better half of its specs, if any."""
+    # With all units, the log-loss is assumed to be these fractions of that with ``max_search_units``: at the middle
+    # bandwidth, and at the best bandwidth.
+    expected_loss_ratios = (0.8, 0.9)
     bandwidths = _list_bandwidths(specs)
 
     @functools.cache
@@ -234,7 +224,7 @@ def _choose_bandwidth(
         return float(evaluator.compute_losses(cosines[ranking[0]]).mean()), better, cosines[ranking[0]]
 
     best = len(bandwidths) // 2
-    if evaluator.should_prune(evaluate(best)[2], expected_loss_ratio=KERNEL_RIDGE.expected_loss_ratios[0]):
+    if evaluator.should_prune(evaluate(best)[2], expected_loss_ratio=expected_loss_ratios[0]):
         return []
     for step in (-1, 1):
         while (
@@ -244,7 +234,7 @@ def _choose_bandwidth(
         ):
             best += step
     _, better, cosines = evaluate(best)
-    return [] if evaluator.should_prune(cosines, expected_loss_ratio=KERNEL_RIDGE.expected_loss_ratios[1]) else better
+    return [] if evaluator.should_prune(cosines, expected_loss_ratio=expected_loss_ratios[1]) else better
 
 
 def _list_bandwidths(specs: Sequence[KernelRidgeSpec]) -> list[float]:
@@ -270,6 +260,14 @@ class KernelRidgeConfig(Config):
     squash: bool = False  #: Whether the hyperbolic tangent of each input feature is taken.
 
 
+#: L1 distances are quantized if the units have more coordinates than this.
+MAX_EXACT_COORDINATES = 2**14
+#: Candidate numbers of quantized coordinates whose sum must fit in 16 bits; fewer allow a finer quantization.
+QUANTIZED_TERM_COUNTS = (16, 8, 4)
+#: Largest standard error of class scores that quantization may cause.
+MAX_QUANTIZATION_ERROR = 0.002
+
+
 class KernelRidgeView(View):
     """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of the mapped features z of a row."""
 
@@ -290,10 +288,12 @@ class KernelRidgeView(View):
     @torch.no_grad()
     def derive_constants(self) -> None:
         """Compute the landmarks (kernel centres in the input of the kernel), and choose the precision."""
+        # Scores are computed in float64 if the absolute coefficients of a class sum to more than this.
+        max_float32_coefficient_sum = 600.0
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
         # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
-        self.use_float64 = bool(self.readout.abs().sum(dim=0).max() > KERNEL_RIDGE.max_float32_coefficient_sum)
+        self.use_float64 = bool(self.readout.abs().sum(dim=0).max() > max_float32_coefficient_sum)
         self.terms = self._choose_quantization()
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
@@ -317,13 +317,13 @@ class KernelRidgeView(View):
 
     def _choose_quantization(self) -> int | None:
         """Choose the argument ``n_terms`` of `quantized_l1_distances`; None if distances are not quantized."""
-        if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.max_exact_coordinates:
+        if self.config.norm != 1 or self.landmarks.numel() <= MAX_EXACT_COORDINATES:
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
         noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
-        counts = KERNEL_RIDGE.quantized_term_counts
+        counts = QUANTIZED_TERM_COUNTS
         steps = {terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in counts}
-        limit = KERNEL_RIDGE.max_quantization_error
+        limit = MAX_QUANTIZATION_ERROR
         return next((terms for terms, step in steps.items() if noise * step <= limit), None)
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
@@ -359,6 +359,10 @@ class _KernelRegression:
     def __init__(
         self, view: KernelRidgeSpec, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None
     ) -> None:
+        # Maximum number of rows from which the median distance is computed.
+        max_median_rows = 4 * MAX_CHUNK_ROWS
+        # A squared distance below this times the mean is a rounding error, or the distance of a unit to itself.
+        max_rounding_distance = 1e-6
         x, labels, self.num_classes = rows.features, rows.labels, rows.num_classes
         self.labels, self.map, self.row_weights = labels, source, rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=torch.float64) if self.row_weights is None else self.row_weights
@@ -376,8 +380,8 @@ class _KernelRegression:
         self.distances = torch.cat(
             [batch_invariant_distances(part.to(dtype), units, view.norm).double() for part in z.split(MAX_CHUNK_ROWS)]
         )
-        sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.max_median_rows)]
-        sample = sample[sample > KERNEL_RIDGE.max_rounding_distance ** (view.norm / 2) * sample.mean()]
+        sample = self.distances[:: math.ceil(len(self.distances) / max_median_rows)]
+        sample = sample[sample > max_rounding_distance ** (view.norm / 2) * sample.mean()]
         self.median = float(sample.median()) if len(sample) else 1.0
         self.target_labels = labels  # (n,), with shifted copies
         self.target_means = torch.bincount(labels, self.weights[:, 0], minlength=self.num_classes) / len(labels)
@@ -405,10 +409,12 @@ class _KernelRegression:
         If every row is a unit, weights of squared errors are equivalent to a ridge penalty for each row, divided by its
         weight.
         """
+        # Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
+        jitter = 1e-6
         kernel = torch.exp(-self.distances / (bandwidth * self.median))
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter
             eye = torch.eye(len(self.landmarks), dtype=torch.float64, device=kernel.device)
-            penalty = kernel[self.unit_index] + KERNEL_RIDGE.jitter * eye
+            penalty = kernel[self.unit_index] + jitter * eye
             gram, right = kernel.T @ (self.weights * kernel), self._multiply_by_targets(kernel)
         else:
             gram, penalty = kernel, torch.diag(1 / self.weights[self.unit_index, 0])

@@ -20,30 +20,16 @@ from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.view import InputMap, LinearMap, LinearMapConfig, TrainingRows, View, ViewSpec
 
 
-@dataclass(frozen=True)
-class CovarianceShrinkageConstants:
-    """Constants of covariance shrinkage, and the grid of prior variances of class means in `discriminant_gains`."""
-
-    max_pooled_fraction: float = 0.2
-    """Fraction of the eigenvalues that are replaced by a common value, the smallest ones, if there are as many degrees
-    of freedom as features. The fraction is lower otherwise."""
-    max_null_eigenvalue: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
-    bandwidth_power: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
-    n_prior_powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
-    prior_strength_grid: tuple[float, float, int] = (-6.0, 3.0, 91)
-    """Grid of ``strength`` in `discriminant_gains`: the base-10 logarithms of the smallest and of the largest value,
-    and the number of values."""
-
-
-COVARIANCE_SHRINKAGE = CovarianceShrinkageConstants()
-
-
 class EigenCovariance(NamedTuple):
     """A covariance matrix (dim, dim), stored as eigenvectors and the variances along them."""
 
     eigenvectors: Tensor  #: (dim, rank): eigenvectors as orthonormal columns.
     variances: Tensor  #: (rank,): variances along the eigenvectors.
     orthogonal_variance: Tensor  #: 0-d: variance along every direction orthogonal to the eigenvectors.
+
+
+#: An eigenvalue below this times the largest one is a rounding error.
+MAX_NULL_EIGENVALUE = 1e-14
 
 
 def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovariance:
@@ -59,6 +45,11 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
+    # Fraction of the eigenvalues that are replaced by a common value, the smallest ones, if there are as many degrees
+    # of freedom as features. The fraction is lower otherwise.
+    max_pooled_fraction = 0.2
+    # Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
+    bandwidth_power = 0.35
     n, dim = residuals.shape
     if n < dim:  # the Gram matrix has the same positive spectrum and is smaller
         residuals = residuals.to(torch.float64)
@@ -67,7 +58,7 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
         chunks = (chunk.to(torch.float64) for chunk in residuals.split(MAX_CHUNK_ROWS))
         gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
     spectrum, left = torch.linalg.eigh(gram / max(1, degrees_of_freedom))
-    rank = min(degrees_of_freedom, dim, int((spectrum > spectrum[-1] * COVARIANCE_SHRINKAGE.max_null_eigenvalue).sum()))
+    rank = min(degrees_of_freedom, dim, int((spectrum > spectrum[-1] * MAX_NULL_EIGENVALUE).sum()))
     if rank == 0:
         return EigenCovariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
@@ -78,7 +69,7 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
     # Constant features and linear combinations of other features add no dimension.
     dimension = dim if rank == min(dim, degrees_of_freedom) else rank
     ratio = dimension / degrees_of_freedom
-    power = COVARIANCE_SHRINKAGE.bandwidth_power
+    power = bandwidth_power
     bandwidth = min(ratio**2, ratio**-2) ** power / dimension**power
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
@@ -94,7 +85,7 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
         variances = 1 / (inverse * amplitude)
         orthogonal_variance = 1 / ((dim / rank - 1) * inverse.mean())
     # If there are about as many rows as features, the smallest eigenvalues are still far too small: pool them.
-    pooled = int(COVARIANCE_SHRINKAGE.max_pooled_fraction * min(ratio, 1 / ratio) * rank)
+    pooled = int(max_pooled_fraction * min(ratio, 1 / ratio) * rank)
     variances = variances.clamp_min(variances[pooled])
     keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * orthogonal_variance)
     return EigenCovariance(basis, variances * keep_trace, orthogonal_variance * keep_trace)
@@ -121,10 +112,15 @@ def discriminant_gains(
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
+    # Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
+    n_prior_powers = 5
+    # Grid of ``strength`` in `discriminant_gains`: the base-10 logarithms of the smallest and of the largest value, and
+    # the number of values.
+    prior_strength_grid = (-6.0, 3.0, 91)
     dtype, device = within_variances.dtype, within_variances.device
-    power = torch.linspace(0, 1, COVARIANCE_SHRINKAGE.n_prior_powers, dtype=dtype, device=device)[:, None, None]
+    power = torch.linspace(0, 1, n_prior_powers, dtype=dtype, device=device)[:, None, None]
     unit = (between_variances * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(*COVARIANCE_SHRINKAGE.prior_strength_grid, dtype=dtype, device=device)[None, :, None]
+    strength = torch.logspace(*prior_strength_grid, dtype=dtype, device=device)[None, :, None]
     scaled = within_variances / ((within_variances * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
     spread = prior + within_variances / rows_per_class
@@ -138,24 +134,10 @@ def discriminant_gains(
 FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
-@dataclass(frozen=True)
-class LinearViewConstants:
-    """Constants of linear views. The effect of the bias coordinate was measured on iris and spectra."""
-
-    bias: float = 3.0  #: Constant that scaled and whitened views append to rows, whose other values have unit scale.
-    max_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
-    half_relevance_excess: float = 5.0
-    """Excess of the F statistic over 1 at which half of a feature is assumed to be signal."""
-    min_relevance_excess: float = 0.05  #: A smaller excess of the F statistic over 1 is replaced by this.
-    min_divisor: float = 1e-30  #: The smallest divisor.
-    max_constant_std: float = 1e-6
-    """A feature is constant if its standard deviation is below this times its root mean square."""
-    normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
-    min_iqr_fraction: float = 0.1
-    """The standard deviation replaces an interquartile range below this fraction of the normal one."""
-
-
-LINEAR_VIEW = LinearViewConstants()
+#: Constant that scaled and whitened views append to rows, whose other values have unit scale.
+BIAS = 3.0
+#: The smallest divisor.
+MIN_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True)
@@ -188,6 +170,12 @@ class LinearSpec:
 
     def fit(self, rows: TrainingRows, source: InputMap | None = None) -> LinearView:
         """Fit the affine map to labelled rows; the mean square of its output is 1."""
+        # A feature is constant if its standard deviation is below this times its root mean square.
+        max_constant_std = 1e-6
+        # The interquartile range of a normal distribution, in standard deviations.
+        normal_iqr = 1.349
+        # The standard deviation replaces an interquartile range below this fraction of the normal one.
+        min_iqr_fraction = 0.1
         all_features = rows.features
         if self.feature_span is not None:
             rows = rows.select_features(*self.feature_span)
@@ -200,15 +188,15 @@ class LinearSpec:
             shift = _weighted_mean(features, weights)
         if scaling in {"standardised", "relevant", "robust"}:
             deviation = _weighted_mean((features - shift.to(features.dtype)).square(), weights).sqrt()
-            varies = deviation > LINEAR_VIEW.max_constant_std * _weighted_mean(features.square(), weights).sqrt()
+            varies = deviation > max_constant_std * _weighted_mean(features.square(), weights).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are equal
                 lower, shift, upper = _weighted_quartiles(features, weights)
-                spread = (upper - lower) / LINEAR_VIEW.normal_iqr
-                deviation = torch.where(spread > LINEAR_VIEW.min_iqr_fraction * deviation, spread, deviation)
+                spread = (upper - lower) / normal_iqr
+                deviation = torch.where(spread > min_iqr_fraction * deviation, spread, deviation)
             if rows.column_indices is not None:
                 variances = torch.bincount(rows.column_indices, deviation.square() * varies)
                 deviation = variances[rows.column_indices].sqrt()
-            gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR_VIEW.min_divisor), 0.0)
+            gain = torch.where(varies, 1 / deviation.clamp_min(MIN_DIVISOR), 0.0)
             if scaling == "relevant":
                 gain *= _relevance_factors(rows)
         if scaling == "whitened":
@@ -218,10 +206,10 @@ class LinearSpec:
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(MAX_CHUNK_ROWS)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
-        scale = torch.where(scale > LINEAR_VIEW.min_divisor, scale, 1.0)  # constant rows are not scaled
+        scale = torch.where(scale > MIN_DIVISOR, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
         affine.coefficient /= scale
-        return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else LINEAR_VIEW.bias), affine)
+        return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else BIAS), affine)
 
 
 @dataclass(frozen=True)
@@ -245,6 +233,10 @@ class LinearFamily(ViewFamily):
                 return
 
 
+#: The largest bias coordinate that is read from a file.
+MAX_BIAS = 1e6
+
+
 @dataclass(frozen=True)
 class LinearConfig(Config):
     """The bias coordinate of a `LinearView`.
@@ -253,7 +245,7 @@ class LinearConfig(Config):
     the direction alone is not informative enough.
     """
 
-    bias: float = bounded_field(0.0, LINEAR_VIEW.max_bias)
+    bias: float = bounded_field(0.0, MAX_BIAS)
     """Constant that is appended to rows; if 0, none is appended."""
 
 
@@ -300,6 +292,10 @@ def _weighted_quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tenso
 
 def _relevance_factors(rows: TrainingRows) -> Tensor:
     """Compute a factor in (0, 1) for each feature (dim,) from the excess of its F statistic over 1."""
+    # Excess of the F statistic over 1 at which half of a feature is assumed to be signal.
+    half_relevance_excess = 5.0
+    # A smaller excess of the F statistic over 1 is replaced by this.
+    min_relevance_excess = 0.05
     features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
     means, counts = class_means(features, labels, num_classes, weights)
@@ -308,10 +304,8 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
     within = residuals.sum(dim=0, dtype=torch.float64) / max(1, len(features) - n_seen)
     mean = multiply_by_weights(features, weights).mean(dim=0)
     between = (counts[:, None] * (means - mean).square()).sum(dim=0, dtype=torch.float64)
-    excess = (between / max(1, n_seen - 1) / within.clamp_min(LINEAR_VIEW.min_divisor) - 1).clamp_min(
-        LINEAR_VIEW.min_relevance_excess
-    )
-    return (excess / (excess + LINEAR_VIEW.half_relevance_excess)).sqrt()
+    excess = (between / max(1, n_seen - 1) / within.clamp_min(MIN_DIVISOR) - 1).clamp_min(min_relevance_excess)
+    return (excess / (excess + half_relevance_excess)).sqrt()
 
 
 def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -321,7 +315,7 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     means, counts = class_means(x, labels, num_classes, weights)
     if weights is not None:  # the effective sample size of weighted rows; Kish, "Survey sampling" (1965), sec. 8.2
         squares = torch.bincount(labels, weights.square(), minlength=num_classes)
-        counts = counts.square() / squares.clamp_min(LINEAR_VIEW.min_divisor)
+        counts = counts.square() / squares.clamp_min(MIN_DIVISOR)
     seen = counts > 0
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
@@ -337,7 +331,7 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
         within = torch.cat([within, covariance.orthogonal_variance[None]])
         between = torch.cat([between, orthogonal[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_full((1,), dim - rank)])
-    floor = within.max() * COVARIANCE_SHRINKAGE.max_null_eigenvalue
-    gains = discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR_VIEW.min_divisor)), between, multiplicity, shots)
+    floor = within.max() * MAX_NULL_EIGENVALUE
+    gains = discriminant_gains(within.clamp_min(floor.clamp_min(MIN_DIVISOR)), between, multiplicity, shots)
     orthogonal_gain = gains[rank] if rank < dim else gains.new_zeros(())
     return orthogonal_gain.expand(dim).clone(), covariance.eigenvectors, gains[:rank] - orthogonal_gain

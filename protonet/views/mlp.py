@@ -296,7 +296,7 @@ class MLPFamily(evaluation.ViewFamily):
             # A larger size is evaluated only if the last one was the best, and is not worse than the best view.
             if index > 1 and (best_size != sizes[index - 1] or is_worse_by_one_error(best.losses, leader.losses)):
                 break
-            if index > 1 and len(evaluator.labels) < evaluation.VIEW_PRUNING.min_evaluated_rows:
+            if index > 1 and len(evaluator.labels) < evaluation.MIN_EVALUATED_ROWS:
                 break  # too few rows to compare sizes
             mlps = ResidualMLPs(members * len(fold_data), dim, hidden, plan.embedding_dim, evaluator.generator)
             mlps = mlps.to(fold_data[0].inputs.device)

@@ -8,41 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class FeatureOrderConstants:
-    """Thresholds to detect images and series, and the distances by which their rows are shifted.
-
-    The values were chosen on the data sets of analysis/results/robustness.md. The *lag* of two features is the distance
-    of their indices. The *difference* at a lag is the mean squared difference of all pairs of features at that lag,
-    divided by that of two independent features.
-    """
-
-    max_difference: float = 0.6  #: Features at a lag are called similar only if their difference is below this.
-    min_correlation: float = 0.1  #: They are similar only if three quarters of the pairs have a higher correlation.
-    min_image_dip: float = 0.2
-    """At a lag of one line of an image, the difference is lower by at least this than its maximum at smaller lags."""
-    max_image_excess: float = 0.15
-    """At a lag of one line of an image, the difference exceeds that of adjacent features by at most this."""
-    series_differences: tuple[float, ...] = (0.1, 0.3, 0.7)
-    """A series is shifted by the largest lags at which the difference is still below each of these values."""
-    max_shifted_rows: int = 6144  #: Maximum number of rows including shifted copies.
-    max_detection_rows: int = 512  #: Maximum number of rows from which an image or a series is detected.
-    max_compared_pairs: float = 2e8  #: Maximum number of pairs of values that are compared.
-    n_permutations: int = 40  #: Number of random permutations of the features, for a permutation test.
-    max_chance_detections: int = 1
-    """A detection is due to chance if more random permutations than this are detected, too."""
-    max_permuted_features: int = 1024
-    """Maximum number of features for the permutation test; with more, chance is unlikely."""
-
-
-FEATURE_ORDER = FeatureOrderConstants()
 
 
 class FeatureOrder(NamedTuple):
@@ -52,11 +21,25 @@ class FeatureOrder(NamedTuple):
     line_width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
 
 
+#: A series is shifted by the largest lags at which the difference is still below each of these values.
+SERIES_DIFFERENCES = (0.1, 0.3, 0.7)
+#: Maximum number of rows including shifted copies.
+MAX_SHIFTED_ROWS = 6144
+#: Maximum number of rows from which an image or a series is detected.
+MAX_DETECTION_ROWS = 512
+#: Maximum number of pairs of values that are compared.
+MAX_COMPARED_PAIRS = 2e8
+#: A detection is due to chance if more random permutations than this are detected, too.
+MAX_CHANCE_DETECTIONS = 1
+#: Maximum number of features for the permutation test; with more, chance is unlikely.
+MAX_PERMUTED_FEATURES = 1024
+
+
 def detect_feature_order(x: Tensor) -> FeatureOrder:
     """Detect whether the features of rows x (n, dim) are a series or an image, and by how much to shift rows.
 
     - Series: neighbouring features are similar. Rows are shifted in both directions, by
-      ``FEATURE_ORDER.series_differences`` features.
+      ``SERIES_DIFFERENCES`` features.
     - Image: features are also similar to those one image row further on. Rows are shifted by one pixel in eight
       directions.
     - Interleaved series: only features that are k apart are similar, where k is the number of series. Rows are shifted
@@ -70,30 +53,27 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
     n, dim = x.shape
     if n < 3:
         return FeatureOrder()
-    rows = x[:: math.ceil(n / FEATURE_ORDER.max_detection_rows)]
-    max_lag = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(FEATURE_ORDER.max_compared_pairs / rows.numel()))
+    rows = x[:: math.ceil(n / MAX_DETECTION_ROWS)]
+    max_lag = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(MAX_COMPARED_PAIRS / rows.numel()))
     if max_lag < 3:
         return FeatureOrder()
     difference, correlation = _measure_feature_similarity(rows, max_lag)
     series, period = _detect_series_and_period(difference, correlation)
-    if (series or period) and dim <= FEATURE_ORDER.max_permuted_features:
+    if (series or period) and dim <= MAX_PERMUTED_FEATURES:
         permuted = _iterate_similarities_of_permuted_features(rows, max_lag)
         by_chance = torch.tensor([_detect_series_and_period(*lags) for lags in permuted]) > 0
         n_series, n_periods = by_chance.sum(dim=0).tolist()
-        series, period = (
-            series and n_series <= FEATURE_ORDER.max_chance_detections,
-            period * (n_periods <= FEATURE_ORDER.max_chance_detections),
-        )
+        series, period = (series and n_series <= MAX_CHANCE_DETECTIONS, period * (n_periods <= MAX_CHANCE_DETECTIONS))
     if period and series:
         steps = [1, period, period + 1, period - 1]
     elif period:
         steps = [period]
     elif series:
-        steps = sorted({_largest_similar_lag(difference, change) for change in FEATURE_ORDER.series_differences})
+        steps = sorted({_largest_similar_lag(difference, change) for change in SERIES_DIFFERENCES})
     else:
         steps = []
     shifts = [0, *(sign * step for step in steps for sign in (1, -1))]
-    max_copies = FEATURE_ORDER.max_shifted_rows // n
+    max_copies = MAX_SHIFTED_ROWS // n
     both_ways = tuple(shifts[: max_copies - 1 + max_copies % 2]) if max_copies >= 3 else (0,)
     is_image = period and dim % period == 0
     return FeatureOrder(both_ways, (period if is_image else dim) if series else 0)
@@ -101,18 +81,23 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
 
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
     """Test whether features are a series, by their similarity at each lag; also return the period, 0 for none."""
-    similar = [
-        d < FEATURE_ORDER.max_difference and c > FEATURE_ORDER.min_correlation
-        for d, c in zip(difference, correlation, strict=True)
-    ]
+    # Features at a lag are called similar only if their difference is below this.
+    max_difference = 0.6
+    # They are similar only if three quarters of the pairs have a higher correlation.
+    min_correlation = 0.1
+    # At a lag of one line of an image, the difference is lower by at least this than its maximum at smaller lags.
+    min_image_dip = 0.2
+    # At a lag of one line of an image, the difference exceeds that of adjacent features by at most this.
+    max_image_excess = 0.15
+    similar = [d < max_difference and c > min_correlation for d, c in zip(difference, correlation, strict=True)]
     periods = [
         lag
         for lag in range(3, len(similar) - 1)
         if similar[lag]
         and difference[lag] < difference[lag - 1]
         and difference[lag] <= difference[lag + 1]
-        and max(difference[1:lag]) > difference[lag] + FEATURE_ORDER.min_image_dip
-        and not (similar[1] and difference[lag] > difference[1] + FEATURE_ORDER.max_image_excess)
+        and max(difference[1:lag]) > difference[lag] + min_image_dip
+        and not (similar[1] and difference[lag] > difference[1] + max_image_excess)
     ]
     return similar[1], min(periods, key=lambda lag: (round(difference[lag], 1), lag), default=0)
 
@@ -155,13 +140,15 @@ def _iterate_similarities_of_permuted_features(x: Tensor, max_lag: int) -> Itera
 
     Source: permutation tests, Fisher, "The design of experiments" (1935).
     """
+    # Number of random permutations of the features, for a permutation test.
+    n_permutations = 40
     values, z, varies, independent = _standardize(x.double())
     product = values.T @ values / len(x)
     square = product.diagonal()
     differences = (square[:, None] + square - 2 * product) / independent  # (dim, dim)
     correlations = torch.where(varies[:, None] & varies, z.T @ z / len(x), torch.nan)
     generator = torch.Generator().manual_seed(0)
-    orders = torch.rand(FEATURE_ORDER.n_permutations, x.shape[1], generator=generator).argsort(dim=1)
+    orders = torch.rand(n_permutations, x.shape[1], generator=generator).argsort(dim=1)
     by_lag = [(orders.new_zeros(len(orders)).double(), orders.new_ones(len(orders)).double())]
     for lag in range(1, max_lag + 1):
         pairs = orders[:, lag:], orders[:, :-lag]

@@ -148,22 +148,6 @@ def _make_category_codes(levels: int) -> Tensor:
 WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
 
 
-@dataclass(frozen=True)
-class TabularTransformerLimits:
-    """Limits of the tables for which a tabular transformer view is evaluated, and of its context rows.
-
-    Context rows are the labelled rows that the transformer attends to.
-    """
-
-    max_columns: int = 64  #: Maximum number of columns: pixels and embeddings have more, and other views suit them.
-    max_labelled_rows: int = 1000  #: Maximum number of labelled rows: with more, other views are as good and faster.
-    max_context_rows: int = 256  #: Maximum number of context rows.
-    max_context_cells: int = 2**13  #: Maximum number of cells of all context rows.
-    max_classes: int = 60  #: Maximum number of classes: with more, too many classes would share a class code.
-    cells_per_chunk: int = 2**14  #: Number of cells that are embedded at once.
-
-
-TABULAR_TRANSFORMER = TabularTransformerLimits()
 #: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
 CLASS_CODE_FACTORS = (1, 3, 7, 9)
 
@@ -205,9 +189,15 @@ class TabularTransformerSpec:
         return TabularTransformerView(config, None, {"rows": x, "classes": classes, "blocks": blocks})
 
 
+#: Maximum number of context rows.
+MAX_CONTEXT_ROWS = 256
+
+
 def _count_context_rows(blocks: Tensor) -> int:
     """Compute the maximum number of context rows of a table; ``blocks`` (dim,) is the column of each feature."""
-    max_rows, max_cells = TABULAR_TRANSFORMER.max_context_rows, TABULAR_TRANSFORMER.max_context_cells
+    # Maximum number of cells of all context rows.
+    max_context_cells = 2**13
+    max_rows, max_cells = MAX_CONTEXT_ROWS, max_context_cells
     return min(max_rows, max(1, max_cells // int(blocks[-1] + 2)))
 
 
@@ -238,6 +228,14 @@ def load_checked_weights(checksum: int) -> np.ndarray:
     return pretrained
 
 
+#: Maximum number of columns: pixels and embeddings have more, and other views suit them.
+MAX_COLUMNS = 64
+#: Maximum number of labelled rows: with more, other views are as good and faster.
+TABULAR_MAX_LABELLED_ROWS = 1000
+#: Maximum number of classes: with more, too many classes would share a class code.
+TABULAR_MAX_CLASSES = 60
+
+
 @dataclass(frozen=True)
 class TabularTransformerFamily(ViewFamily):
     """A tabular transformer view, which is evaluated if the rows are those of a small table."""
@@ -258,11 +256,10 @@ class TabularTransformerFamily(ViewFamily):
         rows = evaluator.rows
         n_columns = rows.features.shape[1] if rows.column_indices is None else int(rows.column_indices[-1]) + 1
         n_classes = int(evaluator.seen.sum())
-        is_table = n_columns <= TABULAR_TRANSFORMER.max_columns and rows.shifts == (0,) and rows.is_class_name is None
+        is_table = n_columns <= MAX_COLUMNS and rows.shifts == (0,) and rows.is_class_name is None
         # A context row of weight 2 does not count twice.
         equal_weights = rows.weights is None or bool((rows.weights == rows.weights[0]).all())
-        limits = TABULAR_TRANSFORMER
-        small = n_classes <= limits.max_classes and len(rows.labels) <= limits.max_labelled_rows
+        small = n_classes <= TABULAR_MAX_CLASSES and len(rows.labels) <= TABULAR_MAX_LABELLED_ROWS
         if not self.n_passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
         passes = self.n_passes if n_classes <= N_CLASS_CODES else len(CLASS_CODE_FACTORS)
@@ -276,9 +273,13 @@ class TabularTransformerConfig(Config):
     """Sizes of a `TabularTransformerView`, and the checksum of the pretrained weights that it was fitted with."""
 
     input_dim: int = bounded_field()  #: Number of features.
-    rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_context_rows)  #: Number of context rows.
+    rows: int = bounded_field(high=MAX_CONTEXT_ROWS)  #: Number of context rows.
     passes: int = bounded_field(high=len(CLASS_CODE_FACTORS))  #: Number of passes of the transformer.
     checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
+
+
+#: Number of cells that are embedded at once.
+TABULAR_CELLS_PER_CHUNK = 2**14
 
 
 class TabularTransformerView(View):
@@ -319,7 +320,7 @@ class TabularTransformerView(View):
         raise_unless(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         raise_unless(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
-        raise_unless(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
+        raise_unless(int(blocks[0]) == 0 and int(blocks[-1]) < MAX_COLUMNS, "too many columns")
         raise_unless(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
         load_checked_weights(self.config.checksum)
 
@@ -358,7 +359,7 @@ class TabularTransformerView(View):
         with torch.no_grad():
             weights, cells, context = self._encode_context()
             passes = self.config.passes
-            chunk_rows = max(1, TABULAR_TRANSFORMER.cells_per_chunk // (cells.columns + 1) // passes)
+            chunk_rows = max(1, TABULAR_CELLS_PER_CHUNK // (cells.columns + 1) // passes)
             parts = []
             for x in (z,) if is_compiling() else z.split(chunk_rows):
                 parts.append(embed_rows(weights, cells.encode(x)[None], context).transpose(0, 1).flatten(1))

@@ -20,7 +20,7 @@ from protonet.commands.rows import (
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
-from protonet.fit.training_set import ROW_SAMPLE, prepare_training_set
+from protonet.fit.training_set import MAX_SAMPLED_ROWS, prepare_training_set
 from protonet.pipeline import TablePipeline
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import blobs
@@ -351,7 +351,7 @@ def test_classes_may_be_names_with_commas() -> None:
 
 
 def test_a_sample_of_many_rows_is_mentioned() -> None:
-    n = ROW_SAMPLE.max_rows + 1000
+    n = MAX_SAMPLED_ROWS + 1000
     x = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
     problem, _ = prepare_training_set(x, (x[:, 0] > 0).long(), 2)
     *_, line = fit_command.summarize_duplicates_and_sample(problem)

@@ -86,7 +86,7 @@ def test_quantized_distances_and_cancelled_classes_are_exported(
     sums[2] = 0  # the rows of a class cancel
     model.network.set_sums(sums, model.network.counts)
     exact = model.network(X)
-    monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", replace(kernel_ridge.KERNEL_RIDGE, max_exact_coordinates=0))
+    monkeypatch.setattr(kernel_ridge, "MAX_EXACT_COORDINATES", 0)
     model.network.load_state_dict(model.network.state_dict())  # which decides how coarsely to round
     assert not torch.equal(model.network(X), exact)
     export_onnx(tmp_path / "x", model)
@@ -131,7 +131,7 @@ def test_every_kind_of_view_is_exported_with_a_dynamic_batch(tmp_path: Path) -> 
 
 
 def test_rounded_distances_of_features_far_from_zero_are_exported_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", kernel_ridge.KernelRidgeConstants(max_exact_coordinates=0))
+    monkeypatch.setattr(kernel_ridge, "MAX_EXACT_COORDINATES", 0)
     network = views_of(make_network(learned=False), "linear", "kernel_ridge")
     encoder: Any = network.encoder
     encoder.origin.fill_(1e7)

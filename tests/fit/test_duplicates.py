@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from protonet import solve
 from protonet.errors import InputError, InputTypeError
 from protonet.fit import cross_validation, training_set
-from protonet.fit.duplicates import NEAR_DUPLICATES, group_duplicates, near_duplicate_fraction
+from protonet.fit.duplicates import MIN_NEAR_DUPLICATE_FRACTION, group_duplicates, near_duplicate_fraction
 from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_metrics
-from protonet.selection.folds import FoldLimits, split_folds
+from protonet.selection.folds import split_folds
 from protonet.views.view import TrainingRows
 from tests.strategies import PLAIN, blobs, seeds
 
@@ -120,7 +119,8 @@ def test_groups_stay_together_and_folds_are_of_all_classes(seed: int, n_groups: 
     groups = torch.randint(n_groups, (60,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr("protonet.selection.folds.FOLD_LIMITS", FoldLimits(max_rows=50, max_held_out_rows=20))
+            patch.setattr("protonet.selection.folds.MAX_FOLDED_ROWS", 50)
+            patch.setattr("protonet.selection.folds.MAX_HELD_OUT_ROWS", 20)
         folds = split_folds(labels, classes, partition=seed, groups=groups)
     judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)
@@ -166,8 +166,8 @@ def test_near_duplicates_are_detected_unless_they_are_grouped() -> None:
             of = np.repeat(np.arange(40), copies + 1)
             x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
             y = rng.integers(3, size=40)[of]
-            assert detect_near_duplicates(x, y) > NEAR_DUPLICATES.min_fraction, dim
-            assert detect_near_duplicates(x, y, of) < NEAR_DUPLICATES.min_fraction, dim
+            assert detect_near_duplicates(x, y) > MIN_NEAR_DUPLICATE_FRACTION, dim
+            assert detect_near_duplicates(x, y, of) < MIN_NEAR_DUPLICATE_FRACTION, dim
 
 
 def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
@@ -178,7 +178,7 @@ def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
                 rng = np.random.default_rng(seed)
                 of = np.repeat(np.arange(30), copies)
                 x = rng.normal(size=(30, dim))[of] + 0.3 * rng.normal(size=(len(of), dim))
-                detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= NEAR_DUPLICATES.min_fraction
+                detected += detect_near_duplicates(x, rng.integers(2, size=30)[of]) >= MIN_NEAR_DUPLICATE_FRACTION
             assert detected >= (3 if dim == 5 else 4), copies
 
 
@@ -205,7 +205,7 @@ def test_random_tables_have_no_near_duplicates() -> None:
             np.cumsum(noise, axis=0),
             noise * (rng.random((n, dim)) < 0.3),
         ):
-            assert detect_near_duplicates(x, y) < NEAR_DUPLICATES.min_fraction
+            assert detect_near_duplicates(x, y) < MIN_NEAR_DUPLICATE_FRACTION
 
 
 def test_ties_in_a_column_are_not_near_duplicates() -> None:
@@ -222,10 +222,10 @@ def test_ties_in_a_column_are_not_near_duplicates() -> None:
             (np.hstack([np.eye(many)[day], compute_metrics]), [0] * many + [1]),
             (np.hstack([np.eye(many)[day], np.eye(12)[other], compute_metrics]), [0] * many + [1] * 12 + [2]),
         ):
-            assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < NEAR_DUPLICATES.min_fraction
+            assert detect_near_duplicates(x, y, blocks=torch.tensor(blocks)) < MIN_NEAR_DUPLICATE_FRACTION
     of = np.repeat(np.arange(40), 4)  # beside a column that they share, rows with noise are twins still
     x = np.hstack([np.eye(2)[of % 2], rng.normal(size=(40, 6))[of] + 0.03 * rng.normal(size=(160, 6))])
-    assert detect_near_duplicates(x, rng.integers(3, size=40)[of]) > NEAR_DUPLICATES.min_fraction
+    assert detect_near_duplicates(x, rng.integers(3, size=40)[of]) > MIN_NEAR_DUPLICATE_FRACTION
 
 
 def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:
@@ -235,7 +235,7 @@ def test_tight_classes_of_few_rows_are_not_near_duplicates() -> None:
     assert detect_near_duplicates(rng.normal(size=(6, 8)), y[:6]) == 0
 
 
-N = training_set.ROW_SAMPLE.max_rows + 9000
+N = training_set.MAX_SAMPLED_ROWS + 9000
 MANY = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
 #: Two large classes, and a rare one whose rows all stay.
 CLASSES = (MANY[:, 0] > 0).long()
@@ -247,7 +247,7 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
     weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
     rows = TrainingRows(MANY[order], CLASSES[order], 3, weights=weights)
     sample, indices = training_set.sample_training_rows(rows)
-    assert training_set.ROW_SAMPLE.max_rows - 3 <= len(sample.labels) <= training_set.ROW_SAMPLE.max_rows
+    assert training_set.MAX_SAMPLED_ROWS - 3 <= len(sample.labels) <= training_set.MAX_SAMPLED_ROWS
     assert sample.weights is not None
     assert sample.row_fraction == 1.0
     torch.testing.assert_close(torch.bincount(sample.labels, sample.weights), torch.bincount(CLASSES[order], weights))
@@ -262,14 +262,13 @@ def test_many_classes_share_the_sample() -> None:
     labels = (torch.arange(N) % 2000).sort().values
     sample, _ = training_set.sample_training_rows(TrainingRows(MANY, labels, 2000))
     counts = torch.bincount(sample.labels)
-    assert len(sample.labels) <= training_set.ROW_SAMPLE.max_rows
+    assert len(sample.labels) <= training_set.MAX_SAMPLED_ROWS
     assert int(counts.max() - counts.min()) <= 1
 
 
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        training_set, "ROW_SAMPLE", replace(training_set.ROW_SAMPLE, max_rows=400, max_full_class_rows=50)
-    )
+    monkeypatch.setattr(training_set, "MAX_SAMPLED_ROWS", 400)
+    monkeypatch.setattr(training_set, "MAX_FULL_CLASS_ROWS", 50)
     x, y = MANY[:1500], CLASSES[:1500]
     solution = fit_solution([(x, y)], effort=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400

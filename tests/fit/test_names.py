@@ -21,7 +21,10 @@ from protonet.embeddings.loading import load_encoder
 from protonet.fit.cross_validation import balanced_class_weights, cross_validate, held_out_indices, restore_row_counts
 from protonet.fit.names import (
     CLASS_NAMES_ONLY_SEARCH,
-    NAME_CONSTANTS,
+    DEFAULT_NAME_WEIGHT,
+    NAME_INVERSE_TEMPERATURE,
+    NAME_PRIOR_EVIDENCE,
+    NAME_WEIGHTS,
     choose_name_weight,
     classify_by_names,
     embed_class_names,
@@ -68,7 +71,7 @@ def test_class_names_are_embedded_like_texts() -> None:
     names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
-    assert names.sample_count in NAME_CONSTANTS.candidate_weights
+    assert names.sample_count in NAME_WEIGHTS
     embedded = column.encode(np.array(["card", "money back: refunds"], object))
     of_texts = list(encoding.feature_range(1))
     np.testing.assert_allclose(names.features[:, of_texts], embedded - embedded.mean(axis=0), atol=1e-6)
@@ -77,7 +80,7 @@ def test_class_names_are_embedded_like_texts() -> None:
         torch.testing.assert_close(names.features[row, others], x[labels == row][:, others].mean(dim=0))
     alone = embed_class_names(encoding, ["card", "money"], x[:0], labels[:0])
     assert alone is not None
-    assert alone.sample_count == NAME_CONSTANTS.default_weight
+    assert alone.sample_count == DEFAULT_NAME_WEIGHT
     assert not alone.features[:, others].any()
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
         result = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
@@ -92,11 +95,11 @@ def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     for step in range(1, 5):  # of other classes
         assert choose_name_weight(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
     first = torch.stack([X[label == Y][0] for label in range(5)])
-    assert choose_name_weight(first, known, NEAR, known, 5) == NAME_CONSTANTS.default_weight  # no class has two rows
+    assert choose_name_weight(first, known, NEAR, known, 5) == DEFAULT_NAME_WEIGHT  # no class has two rows
     assert choose_name_weight(first, known, NEAR.roll(1, dims=0), known, 5) == 0
-    assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == NAME_CONSTANTS.default_weight
+    assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == DEFAULT_NAME_WEIGHT
     some = Y < 2  # those named, the others' rows are no evidence
-    assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in NAME_CONSTANTS.candidate_weights
+    assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in NAME_WEIGHTS
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
@@ -135,11 +138,11 @@ def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
         x, labels = x[first], labels[first]
         weight = choose_name_weight(x, labels, names, torch.arange(4), 4)
         arrays = x.numpy(), labels.numpy(), names.numpy()
-        losses = [leave_one_out_loss(*arrays, item) for item in NAME_CONSTANTS.candidate_weights]
+        losses = [leave_one_out_loss(*arrays, item) for item in NAME_WEIGHTS]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
-        log_p = (NAME_CONSTANTS.inverse_temperature * cosines).log_softmax(dim=1)
-        likely = log_p.gather(1, labels[:, None]).sum() + len(x) * math.log(4) + NAME_CONSTANTS.prior_evidence >= 0
-        assert weight == (NAME_CONSTANTS.candidate_weights[int(np.argmin(losses))] if likely else 0)
+        log_p = (NAME_INVERSE_TEMPERATURE * cosines).log_softmax(dim=1)
+        likely = log_p.gather(1, labels[:, None]).sum() + len(x) * math.log(4) + NAME_PRIOR_EVIDENCE >= 0
+        assert weight == (NAME_WEIGHTS[int(np.argmin(losses))] if likely else 0)
         chosen.add(weight)
     assert len(chosen) > 2
 
@@ -217,7 +220,7 @@ def test_the_order_of_rows_and_names_has_no_effect() -> None:
 
 
 def test_names_alone_are_the_prototypes() -> None:
-    names = ClassNameRows(NEAR, torch.arange(5), NAME_CONSTANTS.default_weight)
+    names = ClassNameRows(NEAR, torch.arange(5), DEFAULT_NAME_WEIGHT)
     solution = fit_solution(None, metadata={"num_classes": 5}, effort=CLASS_NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8

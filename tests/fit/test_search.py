@@ -37,7 +37,6 @@ from protonet.fit.search import (
 )
 from protonet.fit.solver import solve
 from protonet.selection import scoring
-from protonet.selection.folds import FOLD_LIMITS
 from protonet.selection.scoring import WEIGHTING, fit_view_weights, row_slices, weights_from_losses
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views import VIEW_FAMILIES
@@ -230,9 +229,9 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
 @pytest.mark.parametrize("samples", [1, 2])
 def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
-    classes, limits = 1000, replace(FOLD_LIMITS, max_cosines=2**19)
-    for module in ("protonet.selection.folds", "protonet.fit.search"):
-        monkeypatch.setattr(f"{module}.FOLD_LIMITS", limits)
+    classes = 1000
+    monkeypatch.setattr("protonet.selection.folds.MAX_COSINES", 2**19)
+    monkeypatch.setattr("protonet.fit.search.MAX_COSINES", 2**19)
     labels = torch.arange(classes).repeat(samples)
     x = torch.randn(classes, 4, generator=torch.Generator().manual_seed(0))[labels]
     x += 0.01 * torch.arange(len(x))[:, None] / len(x)
@@ -240,7 +239,7 @@ def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int, monkeyp
     explored = evaluate_candidates(TrainingRows(x, labels, classes), plan_encoder(4, classes, 50_000), search)
     assert explored is not None
     assert explored.has_held_out_rows == (samples > 1)
-    assert all(candidate.cosines.numel() <= limits.max_cosines for candidate in explored.candidates)
+    assert all(candidate.cosines.numel() <= 2**19 for candidate in explored.candidates)
 
 
 def test_class_frequencies_do_not_decide_which_views_are_used() -> None:

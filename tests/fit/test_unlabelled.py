@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
 from protonet.fit.networks import (
-    LABEL_PROPAGATION,
+    N_NEIGHBOURS,
     OUTLIER_RATE,
-    PSEUDO_LABELS,
+    PROPAGATION_ALPHA,
     balance_class_frequencies,
     fit_labelled_rows,
     fit_with_unlabelled_rows,
@@ -60,9 +59,9 @@ def test_neighbour_graph_equals_a_slow_loop() -> None:
 def test_propagated_labels_solve_the_linear_system() -> None:
     x, labels = unit_rows(60), torch.tensor([0, 1, 2, 0, 1, 2])
     initial = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
-    graph = to_dense(60, *neighbour_graph(x, LABEL_PROPAGATION.n_neighbours))
+    graph = to_dense(60, *neighbour_graph(x, N_NEIGHBOURS))
     start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
-    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - LABEL_PROPAGATION.alpha * graph, start)[6:]
+    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - PROPAGATION_ALPHA * graph, start)[6:]
     expected = balance_class_frequencies(solved / solved.sum(dim=1, keepdim=True))
     torch.testing.assert_close(propagate_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
@@ -232,7 +231,7 @@ def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_ro
 def test_labels_propagate_from_a_part_of_many_rows(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_labelled_rows(solved.training_set.rows, solved.selected)
     expected, logits = predict_pseudo_labels(solved.training_set, network)
-    monkeypatch.setattr("protonet.fit.networks.PSEUDO_LABELS", replace(PSEUDO_LABELS, max_labelled_rows=5))
+    monkeypatch.setattr("protonet.fit.networks.MAX_POOLED_LABELLED_ROWS", 5)
     probabilities, same = predict_pseudo_labels(solved.training_set, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert accuracy(probabilities, expected.argmax(dim=1)) > 0.8

@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from protonet.selection import scoring
-from protonet.selection.folds import FOLD_LIMITS, split_folds
+from protonet.selection.folds import MAX_COSINES, MAX_HELD_OUT_ROWS, split_folds
 from tests.strategies import seeds
 
 
@@ -40,7 +40,7 @@ def test_folds_are_stratified_and_never_leave_a_class_without_rows_to_fit_on(see
 def test_many_rows_have_one_held_out_part() -> None:
     labels = torch.arange(40_000) % 100
     (fold,) = split_folds(labels, 100)
-    assert len(fold.held_out) <= FOLD_LIMITS.max_held_out_rows
+    assert len(fold.held_out) <= MAX_HELD_OUT_ROWS
     assert torch.equal(torch.cat(fold).sort().values, torch.arange(40_000))
     assert int(torch.bincount(labels[fold.held_out]).min()) > 0
     (fold,) = split_folds(torch.arange(100) % 20, 400_000)
@@ -56,7 +56,7 @@ def test_with_many_classes_at_most_a_fold_is_held_out(grouped: bool) -> None:
     groups = torch.arange(9000) if grouped else None
     (fold,) = split_folds(labels, 3000, groups=groups)
     assert 0 < len(fold.held_out) <= 9000 // (5 if grouped else 3)  # one of three rows at most, of each class
-    assert len(fold.held_out) * 3000 <= FOLD_LIMITS.max_cosines
+    assert len(fold.held_out) * 3000 <= MAX_COSINES
     assert len(labels[fold.train].unique()) == 3000
 
 

@@ -20,7 +20,7 @@ from protonet.fit.solver import fit_solution
 from protonet.selection.folds import split_folds
 from protonet.views import fixed_convolution, forest
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
-from protonet.views.forest import FOREST, ForestFamily, ForestSpec, ForestView, max_tree_count
+from protonet.views.forest import MAX_FOREST_WORK, MAX_TREE_ROWS, ForestFamily, ForestSpec, ForestView, max_tree_count
 from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.shifts import shift_rows
 from protonet.views.view import InputMap, TrainingRows
@@ -71,7 +71,7 @@ def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_class_of_t
 
 def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(1, noise=2.0)
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_batch_work=300))  # a few trees at a time
+    monkeypatch.setattr(forest, "MAX_BATCH_WORK", 300)  # a few trees at a time
     view = grow(x, y)
     assert len(view.root) == 20
     torch.testing.assert_close(view(x), torch.nn.functional.one_hot(y, 5).float())
@@ -83,22 +83,22 @@ def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.Monk
     first, second = grow(x, y), grow(x * 1024, y)
     assert torch.equal(first.feature, second.feature)
     assert torch.equal(first.threshold * 1024, second.threshold)
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, seed=1))
+    monkeypatch.setattr(forest, "FOREST_SEED", 1)
     assert not torch.equal(first(x + 1), grow(x, y)(x + 1))
 
 
 def test_work_is_bounded() -> None:
-    max_work = max(FOREST.max_forest_work, FOREST.max_fitted_rows * 20)
+    max_work = max(MAX_FOREST_WORK, MAX_TREE_ROWS * 20)
     for n in (1, 100, 10_000, 1_000_000):
         trees = max_tree_count(n, 400, 200)
         assert 1 <= trees <= 200, n
-        assert trees * min(n, FOREST.max_fitted_rows) * 20 <= max_work, n
+        assert trees * min(n, MAX_TREE_ROWS) * 20 <= max_work, n
 
 
 def test_trees_are_grown_from_a_part_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
     x, y = x[y.argsort()], y.sort().values
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_fitted_rows=10))
+    monkeypatch.setattr(forest, "MAX_TREE_ROWS", 10)
     view = grow(x, y)
     assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
     assert set(view.label.tolist()) == set(range(5))
@@ -106,7 +106,7 @@ def test_trees_are_grown_from_a_part_of_many_rows(monkeypatch: pytest.MonkeyPatc
 
 def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, cosines of held-out rows have another scale than those of the final forest."""
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_fitted_rows=200))
+    monkeypatch.setattr(forest, "MAX_TREE_ROWS", 200)
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(1000, 8, generator=generator), (torch.arange(1000) % 50 == 0).long()
     features[labels == 1] += 0.6
@@ -251,7 +251,7 @@ def test_dilations_reach_over_the_row() -> None:
     assert fixed_convolution.list_dilations(9, 9) == [1]
     assert fixed_convolution.list_dilations(100, 100) == [1, 2, 4, 8]
     assert fixed_convolution.list_dilations(1000, 1000)[-1] * 8 < 1000
-    assert len(fixed_convolution.list_dilations(10_000, 10_000)) == fixed_convolution.FIXED_CONVOLUTION.max_dilations
+    assert len(fixed_convolution.list_dilations(10_000, 10_000)) == fixed_convolution.MAX_DILATIONS
     assert fixed_convolution.list_dilations(6, 36) == [1]
     assert fixed_convolution.list_dilations(28, 784) == [1, 2, 4]
 

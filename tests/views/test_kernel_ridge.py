@@ -14,8 +14,12 @@ from torch import Tensor
 from protonet.views import kernel_ridge
 from protonet.views.distances import batch_invariant_distances, quantized_l1_distances
 from protonet.views.kernel_ridge import (
-    KERNEL_RIDGE,
     KERNEL_RIDGE_SPECS,
+    MAX_DISTANCE_WORK,
+    MAX_KERNEL_UNITS,
+    MAX_PRODUCT_WORK,
+    MAX_QUANTIZATION_ERROR,
+    QUANTIZED_TERM_COUNTS,
     KernelRidgeFamily,
     KernelRidgeSpec,
     KernelRidgeView,
@@ -50,7 +54,7 @@ def test_distances_are_scipys(norm: int, metric: str) -> None:
     torch.testing.assert_close(batch_invariant_distances(x, other, norm), expected)
 
 
-@pytest.mark.parametrize("terms", KERNEL_RIDGE.quantized_term_counts)
+@pytest.mark.parametrize("terms", QUANTIZED_TERM_COUNTS)
 def test_quantized_distances_equal_scipy_within_half_a_step(terms: int) -> None:
     x, landmarks = 3 * blobs(0)[0], blobs(1)[0]
     step = float((landmarks.amax(dim=0) - landmarks.amin(dim=0)).max()) / (32767 // terms)
@@ -89,13 +93,13 @@ def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPat
         fitted = [fit(replace(view, bandwidth=bandwidth, ridge=0.01), x, y) for view in views]
         rounded = [score(view, queries) for view in fitted]
         with monkeypatch.context() as patched:
-            patched.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_quantization_error=0.0))
+            patched.setattr(kernel_ridge, "MAX_QUANTIZATION_ERROR", 0.0)
             for view in fitted:
                 view.derive_constants()
             exact = [score(view, queries) for view in fitted]
         for ours, theirs in zip(rounded, exact, strict=True):
             assert not torch.equal(ours, theirs)
-            assert float((ours - theirs).abs().mean()) < KERNEL_RIDGE.max_quantization_error
+            assert float((ours - theirs).abs().mean()) < MAX_QUANTIZATION_ERROR
             assert accuracy(ours, theirs.argmax(dim=1)) >= 0.995
 
 
@@ -107,7 +111,7 @@ def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
         view.readout.mul_(factor)
         result.append(view._choose_quantization())
         view.readout.div_(factor)
-    assert result[0] == max(KERNEL_RIDGE.quantized_term_counts)
+    assert result[0] == max(QUANTIZED_TERM_COUNTS)
     assert result[-1] is None
     assert [item or 0 for item in result] == sorted([item or 0 for item in result], reverse=True)
 
@@ -138,9 +142,7 @@ def test_scores_are_scikit_learns_kernel_ridge() -> None:
 def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
     view: KernelRidgeSpec, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_units=units)
-    )  # fewer than samples: subset of regressors
+    monkeypatch.setattr(kernel_ridge, "MAX_KERNEL_UNITS", units)  # fewer than samples: subset of regressors
     x, y = blobs(4, rows=8)
     queries = blobs(5)[0]
     rows = TrainingRows(x, y, 5, shifts=(0, 1, -1))
@@ -160,9 +162,9 @@ def test_work_is_bounded() -> None:
     for n in (10, 1000, 100_000, 10_000_000):
         for view in KERNEL_RIDGE_SPECS:
             units = view.count_units(n, 384)
-            assert 1 <= units <= min(n, KERNEL_RIDGE.max_units), n
-            assert units == 1 or n * units**2 <= KERNEL_RIDGE.max_product_work, n
-            assert units == 1 or view.norm == 2 or n * units * 384 <= KERNEL_RIDGE.max_distance_work, n
+            assert 1 <= units <= min(n, MAX_KERNEL_UNITS), n
+            assert units == 1 or n * units**2 <= MAX_PRODUCT_WORK, n
+            assert units == 1 or view.norm == 2 or n * units * 384 <= MAX_DISTANCE_WORK, n
 
 
 def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:

@@ -22,7 +22,7 @@ from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
 from protonet.views.evaluation import MLP_SIZES, CandidateEvaluator, count_mlp_parameters, plan_encoder
-from protonet.views.linear import FEATURE_SCALINGS, LINEAR_VIEW, LinearFamily, LinearSpec, LinearView, shrink_covariance
+from protonet.views.linear import BIAS, FEATURE_SCALINGS, LinearFamily, LinearSpec, LinearView, shrink_covariance
 from protonet.views.mlp import (
     MLPSpec,
     MLPTrainingConfig,
@@ -166,7 +166,7 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
     x, y = blobs(0)
     for scaling in FEATURE_SCALINGS:
         view = fit(scaling, x, y)
-        bias = 0.0 if scaling in {"raw", "centred"} else LINEAR_VIEW.bias
+        bias = 0.0 if scaling in {"raw", "centred"} else BIAS
         assert view.config.bias == bias
         z = view.source(x)
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z

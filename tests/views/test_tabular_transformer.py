@@ -24,9 +24,13 @@ from protonet.views.linear import LinearSpec
 from protonet.views.tabular_transformer import (
     CLASS_CODE_FACTORS,
     MAX_ABS_Z_SCORE,
+    MAX_COLUMNS,
+    MAX_CONTEXT_ROWS,
     N_NUMERIC_CHANNELS,
     RANK_SCALE,
-    TABULAR_TRANSFORMER,
+    TABULAR_CELLS_PER_CHUNK,
+    TABULAR_MAX_CLASSES,
+    TABULAR_MAX_LABELLED_ROWS,
     CellEncoder,
     TabularTransformerConfig,
     TabularTransformerFamily,
@@ -219,7 +223,7 @@ def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
 
 def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     x, y = blobs(0, rows=1500, dim=8)
-    rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_context_rows
+    rows, maximum = TrainingRows(x, y, 5), MAX_CONTEXT_ROWS
     thinned = TabularTransformerSpec().fit(rows)
     assert len(thinned.rows) == maximum
     assert thinned.classes.bincount().min() >= maximum // 5 - 1
@@ -229,7 +233,7 @@ def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     fold = TabularTransformerSpec().fit(rows.select(torch.arange(len(y) * 2 // 3)))
     assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
     view = TabularTransformerSpec(2).fit(TrainingRows(x[:60], y[:60], 5))
-    x = x[: TABULAR_TRANSFORMER.cells_per_chunk // 16]
+    x = x[: TABULAR_CELLS_PER_CHUNK // 16]
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
@@ -265,13 +269,13 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.n_passes)]
     dozen = TrainingRows(*blobs(0, classes=12)[:2], 12)
     assert list_candidates(dozen, kind) == [TabularTransformerSpec(len(CLASS_CODE_FACTORS))]
-    wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
-    n = TABULAR_TRANSFORMER.max_classes + 1
+    wide = TrainingRows(torch.randn(8, MAX_COLUMNS + 1), torch.arange(8) % 2, 2)
+    n = TABULAR_MAX_CLASSES + 1
     many = TrainingRows(*blobs(0, classes=n, rows=2)[:2], n)
     described = replace(rows, is_class_name=torch.zeros(24, dtype=torch.bool))
     ordered = replace(rows, shifts=(0, 1, -1))
     weighed = replace(rows, weights=torch.arange(24) + 1.0)
-    long = rows.select(torch.arange(24).repeat(TABULAR_TRANSFORMER.max_labelled_rows // 24 + 1))
+    long = rows.select(torch.arange(24).repeat(TABULAR_MAX_LABELLED_ROWS // 24 + 1))
     for unusable in (wide, many, described, ordered, weighed, long):
         assert list_candidates(unusable, kind) == []
     assert list_candidates(rows, TabularTransformerFamily(0)) == []

@@ -23,7 +23,6 @@ from protonet.views.distances import batch_invariant_matmul
 from protonet.views.forest import ForestFamily, ForestSpec, ForestView
 from protonet.views.kernel_ridge import (
     KERNEL_BANDWIDTHS,
-    KERNEL_RIDGE,
     KERNEL_RIDGE_PENALTIES,
     KERNEL_RIDGE_SPECS,
     KernelRidgeFamily,
@@ -31,7 +30,7 @@ from protonet.views.kernel_ridge import (
 )
 from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.mlp import MLPFamily, MLPSpec
-from protonet.views.shifts import FEATURE_ORDER, FeatureOrder, detect_feature_order, shift_rows
+from protonet.views.shifts import SERIES_DIFFERENCES, FeatureOrder, detect_feature_order, shift_rows
 from protonet.views.view import (
     InputMap,
     LinearMap,
@@ -137,7 +136,7 @@ def test_a_series_is_shifted_by_the_lags_of_given_changes() -> None:
     result, width = detect_feature_order(waves(400, 100, 60.0))
     assert width == 100
     # Of sines, the squared difference at a distance is 1 - cos(2 pi distance / period) of that of unrelated features.
-    expected = [math.floor(60 * math.acos(1 - change) / (2 * math.pi)) for change in FEATURE_ORDER.series_differences]
+    expected = [math.floor(60 * math.acos(1 - change) / (2 * math.pi)) for change in SERIES_DIFFERENCES]
     assert [abs(a - b) <= 1 for a, b in zip(result[1::2], expected, strict=True)] == [True] * 3
     assert result[0] == 0
     assert [-step for step in result[1::2]] == list(result[2::2])
@@ -184,9 +183,9 @@ def test_too_few_rows_or_features_are_not_shifted() -> None:
 
 def test_many_rows_are_shifted_less(monkeypatch: pytest.MonkeyPatch) -> None:
     x = waves(100, 100, 60.0)
-    monkeypatch.setattr("protonet.views.shifts.FEATURE_ORDER", replace(FEATURE_ORDER, max_shifted_rows=500))
+    monkeypatch.setattr("protonet.views.shifts.MAX_SHIFTED_ROWS", 500)
     assert len(detect_feature_order(x).shifts) == 5
-    monkeypatch.setattr("protonet.views.shifts.FEATURE_ORDER", replace(FEATURE_ORDER, max_shifted_rows=299))
+    monkeypatch.setattr("protonet.views.shifts.MAX_SHIFTED_ROWS", 299)
     assert detect_feature_order(x).shifts == (0,)
 
 
@@ -247,7 +246,7 @@ def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest
     every = torch.cat(parts, dim=1)
     losses = [float(evaluator.compute_losses(item).mean()) for item in every]
     (halved,) = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1]).candidates(evaluator)
-    monkeypatch.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, min_halving_rows=10**6))
+    monkeypatch.setattr(kernel_ridge, "MIN_HALVING_ROWS", 10**6)
     (full,) = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1]).candidates(evaluator)
     assert isinstance(full.spec, KernelRidgeSpec)
     position = settings.index(full.spec)
@@ -262,7 +261,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     views = evaluator.fit(LinearSpec("raw"))
     noise = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     assert evaluator.should_prune(noise)
-    assert not evaluator.should_prune(noise[: evaluation.VIEW_PRUNING.min_evaluated_rows - 1])
+    assert not evaluator.should_prune(noise[: evaluation.MIN_EVALUATED_ROWS - 1])
     assert not evaluator.should_prune(noise, expected_loss_ratio=0.1)
     assert not evaluator.should_prune(evaluator.compute_fold_cosines(partial(evaluation.map_features, views[0]), 0))
     features = torch.randn(evaluator.rows.features.shape, generator=torch.Generator().manual_seed(0))
@@ -277,8 +276,8 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     monkeypatch.setattr(ForestSpec, "fit", record)
     assert list(ForestFamily(3).candidates(evaluator)) == []
     assert len(fits) == 1
-    pruning = replace(evaluation.VIEW_PRUNING, max_excess_loss=math.inf, min_decisive_rows=10**6)
-    monkeypatch.setattr(evaluation, "VIEW_PRUNING", pruning)
+    monkeypatch.setattr(evaluation, "MAX_EXCESS_LOSS", math.inf)
+    monkeypatch.setattr(evaluation, "MIN_DECISIVE_ROWS", 10**6)
     assert [item.spec.name for item in ForestFamily(3).candidates(evaluator)] == ["forest"]
     assert len(fits) == 1 + len(evaluator.folds)
 

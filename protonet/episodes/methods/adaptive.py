@@ -21,7 +21,7 @@ from protonet.episodes.samplers.batch import Episodes
 from protonet.fit.solver import solve
 from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
-from protonet.views.linear import LINEAR_VIEW
+from protonet.views.linear import BIAS
 
 MAX_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
@@ -99,7 +99,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)
     centred = support - shift, query - shift
     scaled = centred[0] * inverse, centred[1] * inverse
-    with_bias = [F.pad(rows, (0, 1), value=LINEAR_VIEW.bias) for rows in scaled]
+    with_bias = [F.pad(rows, (0, 1), value=BIAS) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
     views = [_fit_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_prototype_weight)]
