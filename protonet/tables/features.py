@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import plural, shorten_list, to_printable
-from protonet.embeddings.loading import SelectedEncoders, get_encoder_modality
+from protonet.embeddings.loading import EncoderName, SelectedEncoders, describe_encoder, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns import parsing
@@ -187,7 +187,7 @@ def _fit_text_and_picture_columns(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedEncoders
 ) -> dict[str, InferredType]:
     """Fit the columns of texts and pictures again, with the selected pretrained encoders; return all by name."""
-    result, used = dict(inferred), set[str | None]()
+    result, used = dict(inferred), set[EncoderName | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
         modality = inferred_type.modality
@@ -214,10 +214,10 @@ def _fit_text_and_picture_columns(
                 has_other_columns=n_used > 1,
             )
         result[name] = inferred_type._replace(column=column, drop_reason="")
-    for name in selection.requested_names:
-        if name not in used:
-            must = f"come with a column of {get_encoder_modality(name)}s"
-            raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
+    for encoder_name in selection.requested_names:
+        if encoder_name not in used:
+            must = f"come with a column of {get_encoder_modality(encoder_name)}s"
+            raise_input_error("representation", must, f"{describe_encoder(encoder_name)}, and none", "Leave it out.")
     return result
 
 
