@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import joblib
+import joblib  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import scipy.sparse
@@ -246,7 +246,7 @@ def test_copies_predict_the_same_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_states_are_validated_like_files() -> None:
-    state = FITTED.__getstate__()
+    state: dict[str, Any] = FITTED.__getstate__()
     assert {type(value) for value in state.values()} <= {
         bytes,
         str,
@@ -296,7 +296,7 @@ def test_the_report_numbers_the_rows_of_x(tmp_path: Path) -> None:
         model.report(tmp_path / "none" / "r.html")
     model.report(tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
-    metrics = json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
+    metrics = json.loads(page.partition('id="metrics">')[2].partition("</script>")[0])
     assert metrics["predictions"]["index"] == list(range(2, len(X)))
     assert (metrics["data"]["rows"], metrics["accuracy"]) == (len(X) - 2, model.cross_validate().accuracy)
     labels = [metrics["classes"][label]["name"] for label in metrics["predictions"]["label"]]

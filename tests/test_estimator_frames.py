@@ -467,6 +467,7 @@ def test_lazy_frames_are_collected() -> None:
     np.testing.assert_array_equal(model.predict_proba(lazy), model.predict_proba(lazy.collect()))
 
 
+@pytest.mark.filterwarnings("ignore:.* near-duplicates")
 def test_data_sets_of_the_hub_are_frames() -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict(

@@ -21,7 +21,7 @@ from protonet.commands.options import FitOptions, replace_argument_names, show_n
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (
     CrossValidation,
@@ -70,8 +70,9 @@ class UnlabelledRows:
                 missing_texts=data.missing_texts,
                 no_header=options.no_header,
             )
-            table = open_table(self.path, spec)
-            self.table = features.convert_to_training_formats(table, data.encoding, argument="unlabelled")
+            with renamed_arguments(path="unlabelled"):
+                table = open_table(self.path, spec)
+                self.table = features.convert_to_training_formats(table, data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -80,12 +81,13 @@ class UnlabelledRows:
         if self.data.unlabelled is not None:
             yield self.data.unlabelled
         left_out = list[int]()
-        for block in () if self.path is None else self.table.blocks:
-            used, positions = features.split_uninformative_rows(block, self.data.encoding)
-            left_out += positions
-            self.positions += used.positions
-            x = features.encode_block(self.table, used, self.data.encoding, "unlabelled")
-            yield torch.from_numpy(np.ascontiguousarray(x))
+        with renamed_arguments(path="unlabelled"):
+            for block in () if self.path is None else self.table.blocks:
+                used, positions = features.split_uninformative_rows(block, self.data.encoding)
+                left_out += positions
+                self.positions += used.positions
+                x = features.encode_block(self.table, used, self.data.encoding)
+                yield torch.from_numpy(np.ascontiguousarray(x))
         if left_out and not self.positions:
             got = f"{plural(len(left_out), 'row')} without one"
             raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
@@ -108,8 +110,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     """
     limit, output, started = options.time_limit, options.output, time.monotonic() - rows.reading_seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
-    if output is None:
-        show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
+    early_notes = ["no model will be written: `output` names its file"] if output is None else []
     del rows
     name = path_to_text(options.table.name)
     unlabelled = UnlabelledRows(data, options)
@@ -121,6 +122,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
         with show_progress(quiet=options.quiet) as show_stage:
 
             def show_part_progress(part: int, stage: str, fraction: float) -> None:
+                show_notes(early_notes, quiet=options.quiet)  # not before an error about rows
+                early_notes.clear()
                 begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 

@@ -314,7 +314,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def columns_(self) -> dict[str, str]:
         """The inferred type of each column, or the reason why it is dropped, by name; empty for arrays."""
-        return {} if self._frame_encoding is None else self._frame_encoding.column_summaries
+        encoding = self._frame_encoding
+        return {} if encoding is None else encoding.column_summaries
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickles and copies: the content of a model file, and no training rows."""

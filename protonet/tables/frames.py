@@ -81,13 +81,15 @@ def to_rows(x: Any, argument: str = "X") -> Any:
     if datasets is not None and isinstance(x, datasets.Dataset):
         return x.to_pandas()
     is_sequence = isinstance(x, Sequence) and not isinstance(x, (str, bytes))
-    if not is_sequence and not any(map(partial(hasattr, x), ("shape", "__array__", "__arrow_c_stream__"))):
+    has_rows = any(map(partial(hasattr, x), ("shape", "__array__", "__arrow_c_stream__")))
+    if isinstance(x, Mapping) or not (is_sequence or has_rows):
         remedy = "Pass a data frame, an array, or a list of rows or texts."
         raise_input_error(argument, "have rows and columns", type(x).__name__, remedy, kind=InputTypeError)
     if is_sequence and len(x) and isinstance(x[0], Mapping):
         got, remedy = "a list of dicts", "Pass a frame, such as pandas.DataFrame(X)."
         raise_input_error(argument, "have rows and columns", got, remedy, kind=InputTypeError)
-    cells = x if is_sequence else np.asarray(x) if getattr(x, "ndim", 1) == 1 else np.empty(0)
+    is_array = hasattr(x, "__array__") and not hasattr(x, "columns")  # a frame of mixed types may be no array
+    cells = x if is_sequence else np.asarray(x) if is_array and getattr(x, "ndim", 1) == 1 else np.empty(0)
     if getattr(cells, "ndim", 1) == 1 and any(isinstance(cell, str) for cell in cells):
         column = np.empty((len(cells), 1), object)
         column[:, 0] = list(cells)
@@ -339,5 +341,6 @@ def restore_frame_encoding(
         return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
     if not isinstance(summaries, dict) or not set(used_names) <= set(summaries):
         summaries = {name: column.summary() for name, column in zip(used_names, encoding.columns, strict=True)}
-    names, texts = list(summaries), {name: str(summary) for name, summary in summaries.items()}
-    return FrameEncoding(encoding, [names.index(name) for name in used_names], texts)
+    indices = {name: index for index, name in enumerate(summaries)}
+    texts = {name: str(summary) for name, summary in summaries.items()}
+    return FrameEncoding(encoding, [indices[name] for name in used_names], texts)
