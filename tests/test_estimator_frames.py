@@ -7,7 +7,7 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -438,6 +438,14 @@ def test_texts_may_come_without_columns() -> None:
     learner = make(representation="none").fit(notes.tolist()[3:], Y[3:], unlabelled=notes.tolist()[:3])
     again = make(representation="none").fit(notes.tolist(), marked)
     np.testing.assert_array_equal(again.predict_proba(notes), learner.predict_proba(notes))
+
+
+@pytest.mark.parametrize("form", [list, lambda texts: pd.DataFrame({"text": texts, "rank": [1, 1, 2, 2]})])
+def test_few_short_texts_are_no_categories(form: Callable[[list[str]], Any]) -> None:
+    model = make(representation="none").fit(
+        form(["great film", "great cast", "awful film", "awful plot"]), [1, 1, 0, 0]
+    )
+    assert model.predict(form(["great idea", "awful idea", "a great day", "an awful day"])).tolist() == [1, 0, 1, 0]
 
 
 def test_rows_of_other_types_are_errors() -> None:

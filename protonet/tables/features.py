@@ -17,7 +17,15 @@ from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type, make_encoding
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.encoding import (
+    Encoding,
+    InferredType,
+    fit_column_as,
+    infer_column_type,
+    is_free_text,
+    make_encoding,
+)
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
@@ -175,6 +183,13 @@ def fit_columns(
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
         inferred |= {name: InferredType(column) for name, column in constants.items()}
+    used = [name for name, (column, _, is_text) in inferred.items() if column is not None or is_text]
+    for name in used:
+        is_category = name not in column_types and isinstance(inferred[name].column, Category)
+        if is_category and is_free_text(columns[name], is_only_column=len(used) == 1):
+            text = Text.fit(columns[name])
+            if text.feature_name_suffixes or selection.text_encoder_name is not None:
+                inferred[name] = InferredType(text, is_text=True)
     return _fit_text_and_picture_columns(inferred, columns, selection)
 
 

@@ -242,7 +242,7 @@ def test_version_of_the_script_and_of_the_module() -> None:
 
 
 def test_inconsistent_or_damaged_headers_are_refused(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
-    path = tmp_path / "m.safetensors"
+    path = tmp_path / "m.protonet"
     write_model_of(path, network, {})
     config, content = read_config(path), path.read_bytes()
     check_entry_types(config)
