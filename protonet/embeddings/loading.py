@@ -39,14 +39,14 @@ CLIP_PROMPT = "a photo of a {}."
 PICTURES_PER_BATCH = 32
 
 
-class TextEncoder(Protocol):
+class EncoderObject(Protocol):
     """An encoder of texts that a program passes as an object, such as a ``SentenceTransformer``."""
 
     def encode(self, texts: list[str], /) -> Any:
         """Map texts to embeddings (n, width): an array, or what NumPy converts to one."""
 
 
-EncoderName = str | TextEncoder  #: How users select an encoder: by a name, or as an object.
+EncoderName = str | EncoderObject  #: How users select an encoder: by a name, or as an object.
 
 
 def list_encoders(names: EncoderName | Sequence[EncoderName]) -> list[EncoderName]:
@@ -249,7 +249,7 @@ def _load_cached(name: str, file_stamps: tuple[tuple[str, int, int], ...]) -> Pr
         return load_backbone_spec(name).to_pretrained_encoder()
 
 
-def _wrap_text_encoder(encoder: TextEncoder) -> PretrainedEncoder:
+def _wrap_text_encoder(encoder: EncoderObject) -> PretrainedEncoder:
     """Wrap an object that encodes texts; raise an InputError if it does not give a row of numbers for each text.
 
     Its hash covers its class and its weights, if it has any, but no tokenizer; therefore its embeddings are not cached.
