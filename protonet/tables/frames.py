@@ -82,6 +82,8 @@ def to_rows(x: Any, argument: str = "X") -> Any:
         return x.to_pandas()
     is_sequence = isinstance(x, Sequence) and not isinstance(x, (str, bytes))
     has_rows = any(map(partial(hasattr, x), ("shape", "__array__", "__arrow_c_stream__")))
+    if hasattr(x, "toarray"):  # a sparse matrix, which may be a dict as well
+        return x
     if isinstance(x, Mapping) or not (is_sequence or has_rows):
         remedy = "Pass a data frame, an array, or a list of rows or texts."
         raise_input_error(argument, "have rows and columns", type(x).__name__, remedy, kind=InputTypeError)
