@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._io import JsonDict
 from protonet._text import normalize_spelling, shorten_list
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
-from protonet.embeddings.loading import AUTO, NONE, get_encoder_modality, reload_encoder
+from protonet.embeddings.loading import AUTO, NONE, EncoderName, describe_encoder, get_encoder_modality, reload_encoder
 from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.errors import raise_input_error
 from protonet.files.archive import count_training_rows
@@ -125,17 +125,22 @@ class TablePipeline(Model):
 
     @classmethod
     def load(
-        cls, path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str = "fit"
+        cls, source: str | Path | bytes, *, for_update: bool = False, argument: str = "path", writer: str = "fit"
     ) -> TablePipeline:
         """Load a pipeline from a model file; arguments and errors as in `protonet.files.model.read_model`."""
-        return cls(**vars(read_model(path, for_update=for_update, argument=argument, writer=writer)))
+        return cls(**vars(read_model(source, for_update=for_update, argument=argument, writer=writer)))
 
     def save(self, path: str | Path) -> None:
         """Write the pipeline to a model file; errors as in `protonet.save_model`."""
         save_model(path, self)
 
     def with_loaded_encoders(
-        self, names: Sequence[str] | None, *, show_progress: bool, use_cache: bool = True, table: Path | None = None
+        self,
+        names: Sequence[EncoderName] | None,
+        *,
+        show_progress: bool,
+        use_cache: bool = True,
+        table: Path | None = None,
     ) -> TablePipeline:
         """Copy the pipeline and load the pretrained encoders that text and picture columns need to encode rows.
 
@@ -154,7 +159,8 @@ class TablePipeline(Model):
         columns = self.fitted_columns
 
         def load_column_encoder(record: EncoderRecord) -> PretrainedEncoder:
-            return replace(reload_encoder(record, names), use_cache=use_cache)
+            encoder = reload_encoder(record, names)
+            return replace(encoder, use_cache=use_cache and encoder.use_cache)
 
         attached = tuple(
             column.with_loaded_encoder(load_column_encoder, show_progress=show_progress) for column in columns
@@ -163,7 +169,9 @@ class TablePipeline(Model):
         for name in names or ():
             if name not in {AUTO, NONE} and get_encoder_modality(name) not in column_modalities:
                 must = f"come with a model whose {get_encoder_modality(name)}s a pretrained encoder read in fit"
-                raise_input_error("representation", must, f"{name} and another model", "Leave it out.")
+                raise_input_error(
+                    "representation", must, f"{describe_encoder(name)} and another model", "Leave it out."
+                )
         return self if self.encoding is None else replace(self, encoding=Encoding(attached))
 
     @property

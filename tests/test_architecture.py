@@ -28,6 +28,7 @@ LEVELS = {
         {"metrics", "files"},
         {"fit", "ui"},
         {"pipeline"},
+        {"report"},
         {"estimator", "commands"},
         {"server"},
         {"episodes"},

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import copy
+import json
 import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import joblib  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import scipy.sparse
@@ -16,9 +24,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet.errors import InputError, InputTypeError
 from protonet.estimator import ProtoNetClassifier
+from protonet.estimator.labels import to_class_names
+from protonet.files.model import model_to_bytes
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
-from protonet.fit.label_validation import to_class_names
 from protonet.fit.networks import get_encoder
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.views.tabular_transformer import TabularTransformerView
 from tests.strategies import PLAIN, blobs, load_wine_split
@@ -166,19 +176,167 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
     assert alone.predict_proba(X).shape == (len(X), 1)
 
 
-def test_a_fitted_estimator_has_the_held_out_accuracy() -> None:
+def test_cross_validation_equals_that_of_the_solution() -> None:
     expected = measure_cross_validation(cross_validate(SOLUTION))
     model = clone(FITTED).fit(X, NAMES)
-    copied = pickle.loads(pickle.dumps(model))
-    assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle
     before = model.predict_proba(X)
-    assert (model.held_out_accuracy_, model.held_out_interval_) == (expected.accuracy, expected.interval)
+    metrics = model.cross_validate()
+    assert (metrics.accuracy, metrics.interval) == (expected.accuracy, expected.interval)
     np.testing.assert_array_equal(model.predict_proba(X), before)
-    assert pickle.loads(pickle.dumps(model)).held_out_interval_ == expected.interval
     first = np.unique(NAMES, return_index=True)[1]
-    assert make().fit(X[first], NAMES[first]).held_out_accuracy_ is None
+    with pytest.raises(InputError, match="`y` must have two different rows of a class; got none"):
+        make().fit(X[first], NAMES[first]).cross_validate()
     with pytest.raises(NotFittedError):
-        make().held_out_accuracy_  # noqa: B018
+        make().cross_validate()
+    copied = pickle.loads(pickle.dumps(model))
+    for method in (copied.cross_validate, copied.feature_importances):
+        with pytest.raises(InputError, match="`estimator` must be the one that was fitted; got a copy"):
+            method()
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Count the calls of Python functions while ``function`` runs."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_showing_a_fitted_estimator_computes_nothing() -> None:
+    """A display reads every attribute; the fit of these small data alone makes 100 times as many calls."""
+    model = clone(FITTED).fit(X, NAMES)
+    html = getattr(model, "_repr_html_", lambda: "")
+    html()  # imports
+    names = [name for name in dir(model) if name.endswith("_") and not name.startswith("_")]
+    assert {"network_", "classes_", "columns_", "encoding_"} <= {*names}
+    for read in (html, lambda: repr(model), lambda: [getattr(model, name) for name in names]):
+        assert count_calls(read) < 20_000
+    assert model._cross_validation is None
+
+
+def test_copies_predict_the_same_to_the_bit(tmp_path: Path) -> None:
+    model = clone(FITTED).set_params(random_state=3).fit(X, NAMES).partial_fit(X[:3] + 0.1, ["yew"] * 3)
+    expected, size = model.predict_proba(X), len(model_to_bytes(model._copy_for_file(model._pipeline.classes)))
+    joblib.dump(model, tmp_path / "m.joblib")
+    model.save(tmp_path / "m.protonet")
+    model.save(tmp_path / "m.safetensors")
+    (tmp_path / "folder").mkdir()
+    model.save(tmp_path / "folder")
+    copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model), joblib.load(tmp_path / "m.joblib")]
+    copies += [ProtoNetClassifier.load(tmp_path / name) for name in ("m.protonet", "m.safetensors", "folder")]
+    copies += [pickle.loads(pickle.dumps(copies[-1]))]
+    grown = pickle.loads(pickle.dumps(model)).partial_fit(X[:2], NAMES[:2]).predict_proba(X)
+    assert len(pickle.dumps(model)) < size + 4000
+    for copied in copies:
+        np.testing.assert_array_equal(copied.predict_proba(X), expected)
+        np.testing.assert_array_equal(copied.classes_, model.classes_)
+        grown = copied.partial_fit(X[:2], NAMES[:2]).predict_proba(X)
+        np.testing.assert_array_equal(
+            grown, pickle.loads(pickle.dumps(model)).partial_fit(X[:2], NAMES[:2]).predict_proba(X)
+        )
+    assert pickle.loads(pickle.dumps(make())).get_params().keys() == make().get_params().keys()
+
+
+def test_states_are_validated_like_files() -> None:
+    state: dict[str, Any] = FITTED.__getstate__()
+    assert {type(value) for value in state.values()} <= {
+        bytes,
+        str,
+        int,
+        float,
+        bool,
+        list,
+        np.ndarray,
+        type(None),
+        ModelSearch,
+    }
+    for change, message in (
+        ({"_pipeline": state["_pipeline"][:-9]}, "`state` must be a model file of version"),
+        ({"_pipeline": "/etc/passwd"}, "`state` must have the bytes of a model file; got str"),
+        ({"classes_": np.array(["a"])}, "`state` must have as many classes as its model file; got 5 and 1"),
+    ):
+        with pytest.raises((InputError, InputTypeError), match=message):
+            make().__setstate__(state | change)
+
+
+def test_other_libraries_store_estimators(tmp_path: Path) -> None:
+    skops_io = pytest.importorskip("skops.io")
+    model = ProtoNetClassifier("fast").fit(X, NAMES)
+    skops_io.dump(model, tmp_path / "m.skops")
+    trusted = ["protonet.estimator.classifier.ProtoNetClassifier"]
+    assert skops_io.get_untrusted_types(file=tmp_path / "m.skops") == trusted
+    loaded = skops_io.load(tmp_path / "m.skops", trusted=trusted)
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+
+
+def test_spellings_of_known_classes_get_a_warning() -> None:
+    x, y = (part.numpy() for part in blobs(0, classes=2, rows=4))
+    names = np.array(["Oak", "Yew"])[y]
+    model = make().fit(x, names)
+    with pytest.warns(UserWarning, match=r"^classes 'oak ' for 'Oak'; two spellings of one class\?$"):
+        model.partial_fit(x[:2], ["oak ", "Yew"])
+    for method in (make().fit, make().partial_fit):
+        with pytest.warns(UserWarning, match=r"^classes 'yew' for 'Yew'; two spellings of one class\?$"):
+            method(x, np.where(np.arange(8) == np.flatnonzero(y)[0], "yew", names))
+
+
+def test_the_report_numbers_the_rows_of_x(tmp_path: Path) -> None:
+    marked = np.array(NAMES, object)
+    marked[:2] = None
+    model = make().fit(X, marked)
+    with pytest.raises(FileNotFoundError):
+        model.report(tmp_path / "none" / "r.html")
+    model.report(tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    metrics = json.loads(page.partition('id="metrics">')[2].partition("</script>")[0])
+    assert metrics["predictions"]["index"] == list(range(2, len(X)))
+    assert (metrics["data"]["rows"], metrics["accuracy"]) == (len(X) - 2, model.cross_validate().accuracy)
+    labels = [metrics["classes"][label]["name"] for label in metrics["predictions"]["label"]]
+    assert labels == NAMES[2:].tolist()
+
+
+def test_an_exported_graph_computes_the_probabilities(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    FITTED.export_onnx(tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    dtype = {"tensor(float)": np.float32, "tensor(double)": np.float64}[session.get_inputs()[0].type]
+    probabilities = session.run(["probabilities"], {"features": X.astype(dtype)})[0]
+    np.testing.assert_allclose(probabilities, FITTED.predict_proba(X), atol=1e-5)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == FITTED.classes_.tolist()
+
+
+def test_verbose_prints_stages_and_views(capsys: pytest.CaptureFixture[str]) -> None:
+    make().fit(X, NAMES)
+    assert capsys.readouterr().out == ""
+    model = make().set_params(verbose=True).fit(X, NAMES)
+    stages, _, views = capsys.readouterr().out.partition("| view")
+    assert all(re.fullmatch(r"\[ProtoNetClassifier\] +\d+\.\d s +\d+ % .+", line) for line in stages.splitlines())
+    assert "influence, %" in views
+    model.cross_validate()
+    assert "fold 1 of" in capsys.readouterr().out
+
+
+WITHOUT = """
+import sys
+sys.modules["sklearn"] = None  # what Python does for a package that is not there
+try:
+    import protonet.estimator
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_scikit_learn_the_error_says_what_to_install() -> None:
+    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"`sklearn` must be installed\. Run pip install .*\[sklearn\].*\.\n", ended.stdout)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import io
+import pickle
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,10 +20,11 @@ import pytest
 import scipy.sparse
 import sklearn
 from sklearn.base import clone
+from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV, GroupKFold
 
 from protonet import load_model, save_model
-from protonet.errors import InputError, MissingPackageError
+from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.search import EFFORTS
 from protonet.pipeline import TablePipeline
@@ -319,7 +321,8 @@ def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> N
     saved.save(path)
     loaded = ProtoNetClassifier.load(path)
     np.testing.assert_array_equal(loaded.classes_, saved.classes_)
-    np.testing.assert_allclose(loaded.predict_proba(x), saved.predict_proba(x), atol=1e-5)
+    np.testing.assert_array_equal(loaded.predict_proba(x), saved.predict_proba(x))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(saved)).predict_proba(x), saved.predict_proba(x))
     np.testing.assert_array_equal(loaded.predict(x), saved.predict(x))
     assert (loaded.columns_, loaded.n_features_in_) == (saved.columns_, saved.n_features_in_)
     names = getattr(loaded, "feature_names_in_", np.empty(0)).tolist()
@@ -328,7 +331,7 @@ def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> N
     assert loaded.classes_.dtype.kind == saved.classes_.dtype.kind
     more = {"names": ["yew"] * 3, "gaps": [100] * 3, "booleans": [False] * 3}[columns]
     grown = loaded.partial_fit(x[:3], more).predict_proba(x)
-    np.testing.assert_allclose(grown, saved.partial_fit(x[:3], more).predict_proba(x), atol=1e-5)
+    np.testing.assert_array_equal(grown, saved.partial_fit(x[:3], more).predict_proba(x))
 
 
 def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) -> None:
@@ -383,12 +386,11 @@ def test_arrays_of_objects_may_hold_text() -> None:
     assert model.n_features_in_ == 3
     assert model.columns_["x0"] == "category: blue, green, red"
     assert np.array_equal(model.predict(x.tolist()), model.predict(x))
-    copied = copy.deepcopy(model)
-    importances = model.feature_importances_
+    importances = model.feature_importances()
     assert importances.shape == (3,)
     assert importances.argmax() == 0
-    with pytest.raises(AttributeError, match="has no training rows"):
-        _ = copied.feature_importances_
+    selector = SelectFromModel(model, importance_getter=ProtoNetClassifier.feature_importances, prefit=True)
+    assert selector.get_support().tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("form", ["date", "Timestamp", "timedelta", "Timedelta", "datetime64", "NA", "NaT", "bytes"])
@@ -421,13 +423,108 @@ def test_files_of_other_suffixes_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / name).exists()
 
 
-def test_texts_instead_of_columns_or_numbers_are_errors() -> None:
+def test_texts_may_come_without_columns() -> None:
+    notes = make_frame()["notes"]
+    model = make(representation="none").fit(notes.tolist(), Y)
+    assert model.columns_["x0"].startswith("text: ")
+    expected = model.predict_proba(notes.tolist())
+    assert (model.predict(notes.tolist()) == Y).all()
+    pyarrow = pytest.importorskip("pyarrow")
+    for texts in (notes, notes.to_numpy(), tuple(notes), pyarrow.array(notes), notes.to_numpy()[:, None]):
+        np.testing.assert_array_equal(model.predict_proba(texts), expected)
+        np.testing.assert_array_equal(make(representation="none").fit(texts, Y).predict_proba(texts), expected)
+    marked = np.array(Y, object)
+    marked[:3] = None
+    learner = make(representation="none").fit(notes.tolist()[3:], Y[3:], unlabelled=notes.tolist()[:3])
+    again = make(representation="none").fit(notes.tolist(), marked)
+    np.testing.assert_array_equal(again.predict_proba(notes), learner.predict_proba(notes))
+
+
+@pytest.mark.parametrize("form", [list, lambda texts: pd.DataFrame({"text": texts, "rank": [1, 1, 2, 2]})])
+def test_few_short_texts_are_no_categories(form: Callable[[list[str]], Any]) -> None:
+    model = make(representation="none").fit(
+        form(["great film", "great cast", "awful film", "awful plot"]), [1, 1, 0, 0]
+    )
+    assert model.predict(form(["great idea", "awful idea", "a great day", "an awful day"])).tolist() == [1, 0, 1, 0]
+
+
+def test_rows_of_other_types_are_errors() -> None:
     frame = make_frame()
-    for texts in (frame["notes"], frame["notes"].tolist(), frame["notes"].to_numpy()):
-        with pytest.raises(InputError, match=r"`X` must have rows and columns; got .* df\[\['text'\]\]"):
-            make().fit(texts, Y)
-        with pytest.raises(InputError, match="`X` must have rows and columns"):
-            make().fit(frame[["notes"]], Y).predict(texts)
+    for rows, got in (
+        (frame.to_dict("records"), "a list of dicts"),
+        (frame.to_dict("list"), "dict"),
+        ("a text", "str"),
+        (iter(frame["notes"].tolist()), "list_iterator"),
+        (Path("a.csv"), "PosixPath"),
+        (None, "NoneType"),
+    ):
+        with pytest.raises(InputTypeError, match=rf"^`X` must have rows and columns; got {got}\. Pass "):
+            make().fit(rows, Y)
+        with pytest.raises(InputTypeError, match=rf"^`X` must have rows and columns; got {got}\. Pass "):
+            FITTED.predict(rows)
+        if rows is not None:
+            with pytest.raises(InputTypeError, match=rf"^`unlabelled` must have rows and columns; got {got}\. Pass "):
+                make().fit(frame, Y, unlabelled=rows)
+
+
+def test_lazy_frames_are_collected() -> None:
+    polars = pytest.importorskip("polars")
+    lazy = polars.from_pandas(FRAME.drop(columns="zone")).lazy()
+    model = make().fit(lazy, Y)
+    assert model.columns_ == {name: text for name, text in FITTED.columns_.items() if name != "zone"}
+    np.testing.assert_array_equal(model.predict_proba(lazy), model.predict_proba(lazy.collect()))
+
+
+@pytest.mark.filterwarnings("ignore:.* near-duplicates")
+def test_data_sets_of_the_hub_are_frames() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict(
+        {"text": FRAME["notes"].tolist(), "rings": FRAME["rings"].tolist(), "y": Y.tolist()}
+    )
+    shuffled = data.shuffle(seed=0)
+    x = shuffled.remove_columns("y")
+    model = make().fit(x, shuffled["y"])
+    np.testing.assert_array_equal(model.predict_proba(x), model.predict_proba(x.to_pandas()))
+    assert (model.predict(x) == np.array(shuffled["y"])).mean() > 0.9
+    texts = make(representation="none").fit(shuffled["text"], shuffled["y"])
+    assert (texts.predict(data["text"]) == Y).mean() > 0.9
+    with pytest.raises(InputTypeError, match="`X` must have rows and columns; got DatasetDict"):
+        make().fit(datasets.DatasetDict(train=x), Y)
+
+
+class LetterCounts:
+    """An encoder of texts as a program may pass it: an object with a method ``encode``."""
+
+    def encode(self, texts: list[str]) -> list[list[float]]:
+        return [[float(text.count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+
+
+class OneNumber:
+    def encode(self, texts: list[str]) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+
+def test_an_encoder_may_be_an_object(tmp_path: Path) -> None:
+    texts = make_frame()[["notes"]]
+    model = make(representation=LetterCounts()).fit(texts, Y)
+    assert re.match(r"text by LetterCounts \(\w{8}\), 26 numbers", model.columns_["notes"])
+    expected = model.predict_proba(texts)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(texts), expected)
+    assert clone(model).fit(texts, Y).predict_proba(texts).shape == expected.shape
+    model.save(tmp_path / "m.protonet")
+    loaded = ProtoNetClassifier.load(tmp_path / "m.protonet", representation=LetterCounts())
+    np.testing.assert_array_equal(loaded.predict_proba(texts), expected)
+    with pytest.raises(InputError, match=r"`representation` must be that of fit, LetterCounts \(\w{8}\), 26 numbers"):
+        ProtoNetClassifier.load(tmp_path / "m.protonet").predict(texts)
+    with pytest.raises(InputError, match=r"gives a row for each of 2 texts; got an array of shape \(2,\) of OneNumber"):
+        make(representation=OneNumber()).fit(texts, Y)
+    with pytest.raises(InputTypeError, match="`representation` must be a name, an object with a method encode, or"):
+        make(representation=3).fit(texts, Y)
+    with pytest.raises(InputError, match="`representation` must come with a column of texts; got LetterCounts"):
+        make(representation=LetterCounts()).fit(FRAME[["height", "bark"]], Y)
+
+
+def test_numbers_are_expected_where_fit_had_numbers() -> None:
     x = np.random.default_rng(0).normal(size=(N, 2))
     model = make().fit(x, Y)
     for rows in ([["red", 1.0]], np.array([["red", 1.0]], object)):

@@ -29,7 +29,7 @@ from protonet.commands.options import (
     make_options,
     path_exists,
 )
-from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.errors import optional_packages, raise_input_error, raise_missing_file, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.ui.command_line import CommandParser, check_output_options
@@ -75,9 +75,11 @@ def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
     for path in [getattr(options, "model", None), *getattr(options, "models", ())]:
         if path is not None:
             check_model_path(path, "--model" if name == "page" else "model")
-    for path in (getattr(options, "table", None), getattr(options, "unlabelled", None)):
+    for argument in ("table", "unlabelled"):
+        path = getattr(options, argument, None)
         if path is not None and str(path) != "-" and not (name == "predict" and path.is_dir()):
-            check_table_path(path)
+            with renamed_arguments(path=argument):
+                check_table_path(path)
     return make_options(command.options_type, options)
 
 

@@ -16,13 +16,7 @@ from torch import Tensor
 from protonet._io import JsonDict, progress_bar
 from protonet._text import plural, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, PageOptions, ReadOptions, SuggestOptions
-from protonet.commands.rows import (
-    TableRows,
-    get_column_types,
-    parse_column_types,
-    warn_contradictory_labels,
-    warn_similar_names,
-)
+from protonet.commands.rows import TableRows, get_column_types, parse_column_types, warn_contradictory_labels
 from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
@@ -43,6 +37,7 @@ from protonet.tables.features import (
     fit_features,
     split_uninformative_rows,
 )
+from protonet.tables.spellings import describe_similar_names
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
@@ -198,7 +193,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     empty = np.zeros(len(labels), bool)
     if encoding is not None and len(labels):
         empty = encoding.is_uninformative(labelled)
-    notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
+    notes = [*table.notes, *encoded.notes, *(f"warning: {note}" for note in describe_similar_names(rows.classes))]
     notes += describe_left_out_rows(left_out, table.position_format)
     notes += _warn_about_rows(rows, features.numpy(), names, empty)
     missing_texts = options.missing_values

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet import report
 from protonet._io import JsonDict, show_progress
 from protonet._text import shorten_list, to_printable
-from protonet.commands import report
 from protonet.commands.data import load_pipeline, make_read_spec, map_blocks
-from protonet.commands.options import EvaluateOptions, show_notes
+from protonet.commands.options import EvaluateOptions, replace_argument_names, show_notes
 from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
@@ -100,7 +100,7 @@ def compute_evaluate_report_details(
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
     known = labels >= 0
     missing_counts = [int(is_missing(column).sum()) for column in cells]
-    data = report.table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
+    data = report.table_to_dict(model, labels[known], len(labels), missing_counts, replace_argument_names(table.notes))
     features = torch.cat([x for x, _ in rows])
     evaluated = model.as_single_fold(features[known], labels[known])
     importance = report.compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)

@@ -13,31 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet import report
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
-from protonet.commands import report
 from protonet.commands.data import EncodedTable, encode_table
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (
-    MOST_FREQUENT_CLASS,
     CrossValidation,
     cross_validate,
     held_out_indices,
     measure_cross_validation,
-    predict_baselines,
-    predict_held_out,
-    repeat_cross_validation,
     restore_row_counts,
-    score_class_frequencies,
     set_sample_counts,
 )
 from protonet.fit.duplicates import describe_near_duplicates, hash_rows
-from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
@@ -76,8 +70,9 @@ class UnlabelledRows:
                 missing_texts=data.missing_texts,
                 no_header=options.no_header,
             )
-            table = open_table(self.path, spec)
-            self.table = features.convert_to_training_formats(table, data.encoding, argument="unlabelled")
+            with renamed_arguments(path="unlabelled"):
+                table = open_table(self.path, spec)
+                self.table = features.convert_to_training_formats(table, data.encoding)
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -86,12 +81,13 @@ class UnlabelledRows:
         if self.data.unlabelled is not None:
             yield self.data.unlabelled
         left_out = list[int]()
-        for block in () if self.path is None else self.table.blocks:
-            used, positions = features.split_uninformative_rows(block, self.data.encoding)
-            left_out += positions
-            self.positions += used.positions
-            x = features.encode_block(self.table, used, self.data.encoding, "unlabelled")
-            yield torch.from_numpy(np.ascontiguousarray(x))
+        with renamed_arguments(path="unlabelled"):
+            for block in () if self.path is None else self.table.blocks:
+                used, positions = features.split_uninformative_rows(block, self.data.encoding)
+                left_out += positions
+                self.positions += used.positions
+                x = features.encode_block(self.table, used, self.data.encoding)
+                yield torch.from_numpy(np.ascontiguousarray(x))
         if left_out and not self.positions:
             got = f"{plural(len(left_out), 'row')} without one"
             raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
@@ -114,8 +110,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     """
     limit, output, started = options.time_limit, options.output, time.monotonic() - rows.reading_seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
-    if output is None:
-        show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
+    early_notes = ["no model will be written: `output` names its file"] if output is None else []
     del rows
     name = path_to_text(options.table.name)
     unlabelled = UnlabelledRows(data, options)
@@ -127,6 +122,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
         with show_progress(quiet=options.quiet) as show_stage:
 
             def show_part_progress(part: int, stage: str, fraction: float) -> None:
+                show_notes(early_notes, quiet=options.quiet)  # not before an error about rows
+                early_notes.clear()
                 begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 
@@ -171,7 +168,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         print(summarize_fit(name, data, model, solution, facts))
         if options.verbose:
             print(format_view_influences(model.metadata["views"]))
-        compared = compare_with_baselines(cv, solution, model)
+        compared = report.compare_with_baselines(cv, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
             best = sorted(others, key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
@@ -181,11 +178,23 @@ def train(options: FitOptions, rows: TableRows) -> None:
         if not in_time and len(cv.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
-            results = results_to_dict(name, data, model, cv, compared)
+            notes = replace_argument_names(data.notes)
+            table = report.table_to_dict(model, data.y, len(data.x), data.missing_counts, notes)
+            results = report.fit_results_to_dict(name, table, model, cv, compared)
             results |= {"unlabelled": facts} if facts else {}
             if options.report is not None and len(cv.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    results |= compute_fit_report_details(data, model, solution, cv, options.seed, deadline, progress)
+                    training_rows = report.LabelledCells(
+                        labels=data.y,
+                        indices=data.row_indices,
+                        locations=list(map(data.position_format.format, data.positions)),
+                        ids=data.row_ids,
+                        column_names=model.column_names,
+                        cells=data.cells,
+                    )
+                    results |= report.compute_fit_report_details(
+                        training_rows, model, solution, cv, options.seed, deadline, progress
+                    )
             write_results(results, json_path=options.json, report_path=options.report)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
@@ -284,16 +293,6 @@ def summarize_unlabelled(unlabelled: JsonDict) -> list[str]:
     return lines
 
 
-def compare_with_baselines(cv: CrossValidation, solution: Solution, model: TablePipeline) -> list[JsonDict]:
-    """Evaluate the model, then its baselines, on the held-out rows, as dicts for JSON; [] without held-out rows."""
-    if not len(cv.labels):
-        return []
-    balanced = bool(model.metadata["balanced"])
-    frequent = score_class_frequencies(torch.tensor(model.metadata["samples"]), len(cv.labels))
-    baselines = {MOST_FREQUENT_CLASS: frequent, **predict_baselines(solution.training_set)}
-    return report.compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
-
-
 def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
     """Format the results of cross-validation as text, with a table that compares the model with baselines."""
     if not len(cv.labels):
@@ -309,18 +308,6 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
     return text + report.format_confusions(metrics.confusion, classes)
 
 
-def results_to_dict(
-    name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, comparisons: Sequence[JsonDict]
-) -> JsonDict:
-    """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics."""
-    table = report.table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
-    results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
-    if not len(cv.labels):
-        return results
-    results |= report.metrics_to_dict(name, data.classes, measure_cross_validation(cv))
-    return results | {"baselines": comparisons}
-
-
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
     """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows."""
     pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
@@ -330,42 +317,3 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
     result: JsonDict = {"rows": pool.n_unlabelled, "sampled": len(pool.features), "used": pooled.uses_unlabelled}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.is_significant}
     return result | {"outlier_groups": [[unlabelled.format_location(row) for row in group] for group in outliers]}
-
-
-def compute_fit_report_details(
-    data: EncodedTable,
-    model: TablePipeline,
-    solution: Solution,
-    cv: CrossValidation,
-    seed: int,
-    deadline: float,
-    progress: FitProgress,
-) -> JsonDict:
-    """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
-
-    They include the column importance, by permutations with ``seed``, the learning curve and the suspicious labels.
-    After ``deadline``, a time of ``time.monotonic()``, optional sections are left out.
-    """
-    names, held_out = model.column_names, held_out_indices(solution.training_set)
-    evaluated = (held_out >= 0).nonzero().flatten()
-    parts = iter(range(3))
-
-    def start_next_part() -> FitProgress:
-        part = next(parts)  # the parts take about equally long
-        return lambda name, fraction: progress(name, (part + fraction) / 3)
-
-    importance = report.compute_importance(cv, names, model.n_features_per_column, seed, deadline, start_next_part())
-    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
-    learning = report.compute_learning_curve(solution, cv, deadline, start_next_part())
-    logits = predict_held_out(cv)[held_out.clamp_min(0)]
-    rows = report.EvaluatedRows(
-        logits=logits,
-        labels=data.y,
-        indices=data.row_indices,
-        locations=list(map(data.position_format.format, data.positions)),
-        ids=data.row_ids,
-        column_names=names,
-        cells=data.cells,
-    )
-    rows = rows.select_rows(evaluated.tolist())
-    return report.compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 import time
-import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import numpy as np
 
-from protonet._text import normalize_spelling, shorten_list, to_printable
+from protonet._text import normalize_spelling, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions, path_exists
 from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, warn_duplicate_pictures
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
+from protonet.tables.columns.parsing import format_cells
 from protonet.tables.delimited import parse_missing_texts
 from protonet.tables.formats import PICTURE_COLUMN, open_table_source
+from protonet.tables.spellings import detect_respellings, format_respellings
 from protonet.tables.table import MISSING_NOTE, ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_known_name
 
@@ -42,60 +41,10 @@ def parse_integer_labels(labels: np.ndarray) -> np.ndarray:
     return texts.astype(np.int64) if all(map(_INTEGER_PATTERN.fullmatch, np.unique(texts).tolist())) else texts
 
 
-def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:
-    """Return a dict from the names that are other spellings of known classes to these classes.
-
-    Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
-    false, other words for true and false, and 1 and 0, are spellings, too.
-    """
-    texts = set(map(str, known_classes))
-    are_booleans = sorted(BOOLEAN_SPELLINGS.get(text.casefold(), "") for text in texts) == ["0", "1"]
-
-    def normalize(name: str) -> str | Decimal:
-        return _normalize_name(BOOLEAN_SPELLINGS.get(name.casefold(), name) if are_booleans else name)
-
-    forms = {normalize(name): name for name in sorted(texts, reverse=True)}
-    unknown = {str(name) for name in names} - texts
-    return {name: forms[normalize(name)] for name in sorted(unknown) if normalize(name) in forms}
-
-
 def check_class_spellings(names: Iterable[object], known_classes: Sequence[str | int], remedy: str) -> None:
     """Raise an InputError, which ends with the remedy, if names are other spellings of known classes."""
     if respellings := detect_respellings(names, known_classes):
-        raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
-
-
-def warn_similar_names(names: Sequence[str | int]) -> list[str]:
-    """Return a list of one warning about names that may be spellings of the same class, or an empty list."""
-    first = {_normalize_name(str(name)): name for name in reversed(names)}
-    respellings = detect_respellings(names, [*first.values()])
-    if not respellings:
-        return []
-    return [f"warning: classes {_format_respellings(respellings)}; two spellings of one class?"]
-
-
-def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format the first results of `detect_respellings`; invisible differences are described in words."""
-    pairs = []
-    for name, known in respellings.items():
-        looks_equal = normalize_spelling(name) == normalize_spelling(known)
-        pairs.append(f"{name!r} for {known!r}" + " (spaces or Unicode form)" * looks_equal)
-    return shorten_list(pairs, 3)
-
-
-def _normalize_name(name: str) -> str | Decimal:
-    """Convert the name of a class to a number or to case-folded words, which are the same for all of its spellings.
-
-    Source: The Unicode standard, sec. 3.13, default caseless matching (D145).
-    """
-    try:
-        value = Decimal(name.strip().replace(",", "."))
-        if value.is_finite():
-            return value
-    except InvalidOperation:
-        pass
-    folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
-    return " ".join(folded.split())
+        raise_input_error("table", "spell known classes as the model does", format_respellings(respellings), remedy)
 
 
 def warn_contradictory_labels(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:

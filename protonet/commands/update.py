@@ -17,7 +17,6 @@ from protonet.commands.rows import (
     check_class_spellings,
     parse_integer_labels,
     warn_contradictory_labels,
-    warn_similar_names,
 )
 from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.fit.active import suggest_rows
@@ -25,6 +24,7 @@ from protonet.fit.cross_validation import CrossValidation, detect_label_conflict
 from protonet.fit.duplicates import hash_rows
 from protonet.tables.features import describe_uninformative_rows
 from protonet.tables.formats import PICTURE_COLUMN
+from protonet.tables.spellings import describe_similar_names
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv, format_table
 
@@ -85,7 +85,11 @@ def run(options: UpdateOptions) -> None:
     print(f"{output}: {plural(len(x), 'sample')} added, {plural(len(new), 'new class')}{named}")
     if repeated := len(x) - len(hashes[~earlier].unique()):
         print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
-    warnings = [*warn_similar_names(new), *updated.warn_cancelled_classes(), *contradictions]
+    warnings = [
+        *(f"warning: {note}" for note in describe_similar_names(new)),
+        *updated.warn_cancelled_classes(),
+        *contradictions,
+    ]
     print("".join(f"{line}\n" for line in warnings), end="")
     new_crossed = updated.cross_validation
     if before is None or new_crossed is None or not len(before):

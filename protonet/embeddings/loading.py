@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from protonet.embeddings.texts import (
     load_token_vector_encoder,
     load_universal_sentence_encoder,
 )
-from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
+from protonet.errors import InputTypeError, install_command, optional_packages, raise_input_error, renamed_arguments
 
 #: Values of an option that select the installed default encoders, or no encoder.
 AUTO, NONE = "auto", "none"
@@ -36,6 +37,26 @@ SENTENCE_TRANSFORMERS = "sentence_transformers"
 CLIP_PROMPT = "a photo of a {}."
 #: Number of pictures that a network of timm, torchvision or open_clip embeds at once.
 PICTURES_PER_BATCH = 32
+
+
+class EncoderObject(Protocol):
+    """An encoder of texts that a program passes as an object, such as a ``SentenceTransformer``."""
+
+    def encode(self, texts: list[str], /) -> Any:
+        """Map texts to embeddings (n, width): an array, or what NumPy converts to one."""
+
+
+EncoderName = str | EncoderObject  #: How users select an encoder: by a name, or as an object.
+
+
+def list_encoders(names: EncoderName | Sequence[EncoderName]) -> list[EncoderName]:
+    """Convert one encoder or several to a list; raise an InputError for objects that are no encoders."""
+    encoders: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
+    for encoder in encoders:
+        if not isinstance(encoder, str) and not callable(getattr(encoder, "encode", None)):
+            must, got = "be a name, an object with a method encode, or a list of these", type(encoder).__name__
+            raise_input_error("representation", must, got, "Pass the name of an encoder.", kind=InputTypeError)
+    return encoders
 
 
 @dataclass(frozen=True)
@@ -108,15 +129,17 @@ def default_encoder(modality: str) -> str | None:
 class SelectedEncoders(NamedTuple):
     """The names of the selected pretrained encoders of texts and of pictures."""
 
-    text_encoder_name: str | None  #: Name of the encoder of texts; None if none is selected.
-    picture_encoder_name: str | None  #: Name of the encoder of pictures; None if none is selected.
-    requested_names: tuple[str, ...] = ()  #: Names that the user has given explicitly.
+    text_encoder_name: EncoderName | None  #: Name of the encoder of texts, or the encoder; None if none is selected.
+    picture_encoder_name: EncoderName | None  #: Name of the encoder of pictures; None if none is selected.
+    requested_names: tuple[EncoderName, ...] = ()  #: Names that the user has given explicitly.
     show_progress: bool = False  #: Whether progress is shown.
     use_word_features: bool = True  #: Whether the words of texts become features, too, beside the embedding.
     modalities_without_encoder: tuple[str, ...] = ()  #: Modalities for which no encoder is named or installed.
 
     @classmethod
-    def from_names(cls, names: str | Sequence[str] | None, *, show_progress: bool = False) -> SelectedEncoders:
+    def from_names(
+        cls, names: EncoderName | Sequence[EncoderName] | None, *, show_progress: bool = False
+    ) -> SelectedEncoders:
         """Select at most one encoder for texts and one for pictures.
 
         An encoder is selected by its name in ``names``, or else the installed default of its modality is used.
@@ -124,18 +147,19 @@ class SelectedEncoders(NamedTuple):
         ``ENCODER_VARIABLE``. ``show_progress`` says whether progress is shown later.
         """
         given = os.environ.get(ENCODER_VARIABLE, AUTO).split() if names is None else names
-        chosen = [given] if isinstance(given, str) else list(given)
+        chosen = list_encoders(given)
         if NONE in chosen:
             if len(chosen) > 1:
-                raise_input_error("representation", f"be {NONE}, or others", " ".join(chosen), "Leave one out.")
+                got = " ".join(map(describe_encoder, chosen))
+                raise_input_error("representation", f"be {NONE}, or others", got, "Leave one out.")
             return cls(None, None)
-        by_modality: dict[str, str] = {}
+        by_modality: dict[str, EncoderName] = {}
         for name in chosen:
             if name == AUTO:
                 continue
             modality = get_encoder_modality(name)
             if modality in by_modality:
-                got = f"{by_modality[modality]} and {name}"
+                got = " and ".join(map(describe_encoder, (by_modality[modality], name)))
                 raise_input_error("representation", f"name one for each {modality}", got, "Leave one out.")
             by_modality[modality] = name
         text, picture = (by_modality.get(modality) or default_encoder(modality) for modality in MODALITIES)
@@ -163,11 +187,18 @@ class SelectedEncoders(NamedTuple):
         return None if name is None else load_encoder(name)
 
 
-def get_encoder_modality(name: str) -> str:
-    """Determine the modality of an encoder, "text" or "picture", from its name, folder or file.
+def describe_encoder(name: EncoderName) -> str:
+    """Get the name of an encoder; of an object, the name of its class."""
+    return name if isinstance(name, str) else type(name).__name__
+
+
+def get_encoder_modality(name: EncoderName) -> str:
+    """Determine the modality of an encoder, "text" or "picture", from its name, folder or file; objects embed texts.
 
     Raises an InputError for an unknown name.
     """
+    if not isinstance(name, str):
+        return "text"
     if name in ENCODER_PACKAGES:
         return ENCODER_PACKAGES[name].modality
     library = name.partition(":")[0]
@@ -181,12 +212,14 @@ def get_encoder_modality(name: str) -> str:
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
 
-def load_encoder(name: str) -> PretrainedEncoder:
-    """Load a pretrained encoder by its name.
+def load_encoder(name: EncoderName) -> PretrainedEncoder:
+    """Load a pretrained encoder by its name, or wrap an object that encodes texts.
 
     The name is one of `ENCODER_PACKAGES`; LIBRARY:NAME for a network in the cache of a library, such as timm;
     or the path of a folder or file.
     """
+    if not isinstance(name, str):
+        return _wrap_text_encoder(name)
     path = Path(split_backbone_spec(name)[0])
     if name in ENCODER_PACKAGES or not (name and path.exists()):
         return _load_cached(name, ())
@@ -216,7 +249,36 @@ def _load_cached(name: str, file_stamps: tuple[tuple[str, int, int], ...]) -> Pr
         return load_backbone_spec(name).to_pretrained_encoder()
 
 
-def reload_encoder(record: EncoderRecord, names: Sequence[str] | None) -> PretrainedEncoder:
+def _wrap_text_encoder(encoder: EncoderObject) -> PretrainedEncoder:
+    """Wrap an object that encodes texts; raise an InputError if it does not give a row of numbers for each text.
+
+    Its hash covers its class and its weights, if it has any, but no tokenizer; therefore its embeddings are not cached.
+    """
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        rows = np.asarray(encoder.encode(list(texts)), np.float32)
+        if rows.ndim != 2 or len(rows) != len(texts):
+            must = f"have a method encode that gives a row for each of {len(texts)} texts"
+            got = f"an array of shape {rows.shape} of {describe_encoder(encoder)}"
+            raise_input_error("representation", must, got, "Pass another encoder.")
+        return rows
+
+    name, width = describe_encoder(encoder), embed(["a", "b"]).shape[1]
+    digest = hashlib.sha256(f"{type(encoder).__module__}.{name}".encode())
+    for key, tensor in encoder.state_dict().items() if isinstance(encoder, torch.nn.Module) else ():
+        digest.update(key.encode() + torch.as_tensor(tensor).detach().cpu().float().numpy().tobytes())
+    record = EncoderRecord(name, "text", width, digest.hexdigest(), "")
+    return PretrainedEncoder(record, embed, use_cache=False)
+
+
+def _add_backbone_settings(name: str, fitted_name: str) -> str:
+    """Add the settings that the file of a picture encoder had in ``fit`` to its present path, unless it has some."""
+    settings = split_backbone_spec(fitted_name)[1]
+    is_file = Path(name).suffix.lower() in BACKBONE_SUFFIXES and not split_backbone_spec(name)[1]
+    return f"{name}:{settings}" if is_file and settings else name
+
+
+def reload_encoder(record: EncoderRecord, names: Sequence[EncoderName] | None) -> PretrainedEncoder:
     """Load the pretrained encoder that a model was fitted with, given its record from a model file.
 
     The model file is not trusted: a folder or file is loaded only if the user named it in ``names``. Names of the other
@@ -234,13 +296,11 @@ def reload_encoder(record: EncoderRecord, names: Sequence[str] | None) -> Pretra
         kind = "FOLDER" if record.modality == "text" else "FILE"
         raise_input_error("representation", must, "none", f"Pass --representation {kind}, where it is now.")
     name = given[0] if given else record.name
-    suffix = Path(name).suffix.lower()
-    if record.modality == "picture" and suffix in BACKBONE_SUFFIXES and not split_backbone_spec(name)[1]:
-        settings = split_backbone_spec(record.name)[1]
-        name = f"{name}:{settings}" if settings else name
+    if isinstance(name, str) and record.modality == "picture":
+        name = _add_backbone_settings(name, record.name)
     opened = load_encoder(name)
     if replace(opened.record, name=record.name, licence=record.licence) != record:
-        got = f"{name} ({opened.record.digest[:8]})"
+        got = f"{describe_encoder(name)} ({opened.record.digest[:8]})"
         remedy = "Pass that of fit, or fit again."
         if by_name:
             remedy = "Leave it out." if name != record.name else "Install the version of fit, or fit again."

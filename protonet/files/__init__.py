@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "embed_pictures", "export_onnx", "export_pt2", "load_model", "read_model", "save_model"]
 
-#: Suffixes of model files.
+#: Suffixes of model files: archives, and files of safetensors.
 MODEL_SUFFIXES = (".protonet", ".safetensors")
 _LAZY_MODULES = {
     "export_onnx": "files.export",

@@ -23,7 +23,15 @@ from protonet.errors import (
     raise_input_error,
     raise_missing_file,
 )
-from protonet.files.archive import FORMAT_VERSION, FormatVersionError, check_entry_types, read_archive, write_archive
+from protonet.files.archive import (
+    FORMAT_VERSION,
+    METADATA_ENTRY,
+    FormatVersionError,
+    check_entry_types,
+    encode_config,
+    read_model_file,
+    write_archive,
+)
 from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import INPUT_MAP_CLASSES, VIEW_FAMILIES
@@ -81,6 +89,8 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
     """Raise a ValueError if the network cannot load the tensors of a file, which do not include the prototypes."""
     unchecked, expected = dict(tensors), network.state_dict()
     del expected[DERIVED_BUFFER_NAME]
+    if unchecked["sums"].dtype == torch.float64:  # those of an estimator, whose predictions would change otherwise
+        expected["sums"] = expected["sums"].double()
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     components: dict[str, RestorableModule] = {
@@ -119,7 +129,8 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     check_network_tensors(network, tensors)
     # Inference tensors could not be trained later.
     tensors = {name: value.clone() if value.is_inference() else value for name, value in tensors.items()}
-    network.load_state_dict({**tensors, DERIVED_BUFFER_NAME: torch.zeros_like(tensors["sums"])}, assign=True)
+    prototypes = torch.zeros_like(tensors["sums"], dtype=torch.float32)
+    network.load_state_dict({**tensors, DERIVED_BUFFER_NAME: prototypes}, assign=True)
     network.set_sums(network.sums, network.counts)
     return network
 
@@ -152,7 +163,7 @@ NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX = "network.", "columns.", "update.
 class Model:
     """The content of a model file: a fitted network, the names of its classes and columns, and metadata."""
 
-    network: PrototypeNetwork  #: The network that `protonet.solve` fits, float32.
+    network: PrototypeNetwork  #: The network that `protonet.solve` fits, float32; its sums may be float64.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class of the network: all strings or all integers.
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
     metadata: JsonDict = field(default_factory=dict)  #: Metrics, thresholds, and other values that JSON can hold.
@@ -165,7 +176,8 @@ def save_model(path: str | Path, model: Model) -> None:
     """Write a model file atomically. The same model gives the same bytes.
 
     Args:
-        path: The file, in a folder that exists.
+        path: The file, in a folder that exists. If its name ends in ``.safetensors``, it is not compressed, and every
+            program that reads safetensors can read its tensors.
         model: The model, on any device.
 
     Raises:
@@ -175,12 +187,17 @@ def save_model(path: str | Path, model: Model) -> None:
         InputError: The model has another dtype than float32, NaN, invalid names, or metadata that JSON cannot hold, so
             that its file could not be loaded.
     """
+    content = model_to_bytes(model, compress=Path(path).suffix.lower() != ".safetensors")
+    write_atomically(path, lambda file: file.write(content))
+
+
+def model_to_bytes(model: Model, *, compress: bool = True) -> bytes:
+    """Compute the content of a model file, safetensors unless ``compress``; errors as in `save_model`."""
     with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
     config, tensors = serialize_model(model)
-    content = write_archive(config, save(tensors))
-    write_atomically(path, lambda file: file.write(content))
+    return write_archive(config, save(tensors)) if compress else save(tensors, {METADATA_ENTRY: encode_config(config)})
 
 
 def load_model(path: str | Path, *, for_update: bool = False) -> Model:
@@ -201,8 +218,8 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 
 @torch.inference_mode(False)  # as in `serialize_model`
-def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
-    """Load a model file as `load_model` does, with error messages for a given caller.
+def read_model(source: str | Path | bytes, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
+    """Load a model file, given its path or content, as `load_model` does, with error messages for a given caller.
 
     The messages name the invalid ``argument``, and recommend ``writer``, a function or command that writes model files.
     """
@@ -211,8 +228,9 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
         from safetensors.torch import load  # noqa: PLC0415 - optional
 
     remedy = f"Pass a file that {writer} wrote."
+    path = f"{len(source):,} bytes" if isinstance(source, bytes) else source
     try:
-        config, content = read_archive(Path(path))
+        config, content = read_model_file(source if isinstance(source, bytes) else Path(source))
         check_entry_types(config)
         return _build_model(config, load(content), for_update=for_update)
     except FileNotFoundError:

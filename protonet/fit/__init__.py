@@ -1,6 +1,6 @@
 """From data loaders to a fitted network: one step per file.
 
-Rows: `training_set`, `duplicates`, `label_validation`.
+Rows: `training_set`, `duplicates`.
 
 Selection of views: `search`, with weights by the pretrained network in `prior`. Fit: `networks`. All steps: `solver`.
 

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp
 from protonet._text import escape_control_chars, plural
 from protonet.commands.data import TableToLabel, get_label_column, load_pipeline, read_cells, read_table_to_label
 from protonet.commands.options import PageOptions, replace_argument_names
-from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
 from protonet.errors import UserError, raise_input_error, rename_argument
+from protonet.report import columns_to_dicts
 from protonet.server import app
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue

@@ -20,13 +20,13 @@ from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.data import TableToLabel
 from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
-from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.reading import text_to_path
 from protonet.fit.active import Suggestion
 from protonet.fit.diagnostics import MAX_BACKGROUND_ROWS, compute_column_contributions
 from protonet.fit.uninformative import parse_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
+from protonet.report import project_logits
 from protonet.server.labels import LabelFile, LabelSession, embed_or_standardize, validate_class_name
 from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import write_bug_report

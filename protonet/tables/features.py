@@ -12,12 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import plural, shorten_list, to_printable
-from protonet.embeddings.loading import SelectedEncoders, get_encoder_modality
+from protonet.embeddings.loading import EncoderName, SelectedEncoders, describe_encoder, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type, make_encoding
+from protonet.tables.columns.category import Category
+from protonet.tables.columns.encoding import (
+    Encoding,
+    InferredType,
+    fit_column_as,
+    infer_column_type,
+    is_free_text,
+    make_encoding,
+)
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
@@ -175,6 +183,13 @@ def fit_columns(
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
         inferred |= {name: InferredType(column) for name, column in constants.items()}
+    used = [name for name, (column, _, is_text) in inferred.items() if column is not None or is_text]
+    for name in used:
+        is_category = name not in column_types and isinstance(inferred[name].column, Category)
+        if is_category and is_free_text(columns[name], is_only_column=len(used) == 1):
+            text = Text.fit(columns[name])
+            if text.feature_name_suffixes or selection.text_encoder_name is not None:
+                inferred[name] = InferredType(text, is_text=True)
     return _fit_text_and_picture_columns(inferred, columns, selection)
 
 
@@ -187,7 +202,7 @@ def _fit_text_and_picture_columns(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedEncoders
 ) -> dict[str, InferredType]:
     """Fit the columns of texts and pictures again, with the selected pretrained encoders; return all by name."""
-    result, used = dict(inferred), set[str | None]()
+    result, used = dict(inferred), set[EncoderName | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
         modality = inferred_type.modality
@@ -214,10 +229,10 @@ def _fit_text_and_picture_columns(
                 has_other_columns=n_used > 1,
             )
         result[name] = inferred_type._replace(column=column, drop_reason="")
-    for name in selection.requested_names:
-        if name not in used:
-            must = f"come with a column of {get_encoder_modality(name)}s"
-            raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
+    for encoder_name in selection.requested_names:
+        if encoder_name not in used:
+            must = f"come with a column of {get_encoder_modality(encoder_name)}s"
+            raise_input_error("representation", must, f"{describe_encoder(encoder_name)}, and none", "Leave it out.")
     return result
 
 

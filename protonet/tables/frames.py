@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
@@ -68,6 +69,36 @@ class FrameEncoding(NamedTuple):
         return self.encoding.is_uninformative([frame.columns[index] for index in self.column_indices])
 
 
+def to_rows(x: Any, argument: str = "X") -> Any:
+    """Convert rows of types that scikit-learn does not know to a frame or an array; return other rows unchanged.
+
+    A lazy frame of Polars is collected, a ``datasets.Dataset`` becomes a frame of pandas, and n texts become an array
+    (n, 1). Raises an InputError about ``argument`` for objects without rows and columns.
+    """
+    datasets = sys.modules.get("datasets")
+    if hasattr(x, "collect_schema") and hasattr(x, "collect"):
+        return x.collect()
+    if datasets is not None and isinstance(x, datasets.Dataset):
+        return x.to_pandas()
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, (str, bytes))
+    has_rows = any(map(partial(hasattr, x), ("shape", "__array__", "__arrow_c_stream__")))
+    if hasattr(x, "toarray"):  # a sparse matrix, which may be a dict as well
+        return x
+    if isinstance(x, Mapping) or not (is_sequence or has_rows):
+        remedy = "Pass a data frame, an array, or a list of rows or texts."
+        raise_input_error(argument, "have rows and columns", type(x).__name__, remedy, kind=InputTypeError)
+    if is_sequence and len(x) and isinstance(x[0], Mapping):
+        got, remedy = "a list of dicts", "Pass a frame, such as pandas.DataFrame(X)."
+        raise_input_error(argument, "have rows and columns", got, remedy, kind=InputTypeError)
+    is_array = hasattr(x, "__array__") and not hasattr(x, "columns")  # a frame of mixed types may be no array
+    cells = x if is_sequence else np.asarray(x) if is_array and getattr(x, "ndim", 1) == 1 else np.empty(0)
+    if getattr(cells, "ndim", 1) == 1 and any(isinstance(cell, str) for cell in cells):
+        column = np.empty((len(cells), 1), object)
+        column[:, 0] = list(cells)
+        return column
+    return x
+
+
 def read_frame(x: Any) -> Frame | None:
     """Read the columns of a data frame of pandas, or of any library with the Arrow PyCapsule interface.
 
@@ -81,7 +112,6 @@ def read_frame(x: Any) -> Frame | None:
         InputError: The frame has no rows, duplicate column names, infinite numbers, or a column of an unsupported type.
     """
     pandas = sys.modules.get("pandas")
-    _reject_series_of_texts(x)
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
         columns = [_convert_pandas_column(name, x.iloc[:, index]) for index, name in enumerate(names)]
@@ -121,16 +151,6 @@ def read_frame(x: Any) -> Frame | None:
             raise_input_error("X", "have finite numbers, or missing ones", got, "Fill it in, or leave it out.")
     categories = tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category)
     return Frame(names, columns, categories, x)
-
-
-def _reject_series_of_texts(x: object) -> None:
-    """Raise an InputError if X is a list or a series of texts, which has no columns."""
-    if getattr(x, "ndim", 1) != 1 or not (isinstance(x, (list, tuple)) or hasattr(x, "__array__")):
-        return
-    cells = x if isinstance(x, (list, tuple)) else np.asarray(x)
-    if any(isinstance(cell, str) for cell in cells):
-        remedy = "Pass a frame with a column, such as df[['text']]."
-        raise_input_error("X", "have rows and columns", "one series of texts", remedy)
 
 
 def require_numeric_frame(frame: Frame | None) -> None:
@@ -323,5 +343,6 @@ def restore_frame_encoding(
         return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
     if not isinstance(summaries, dict) or not set(used_names) <= set(summaries):
         summaries = {name: column.summary() for name, column in zip(used_names, encoding.columns, strict=True)}
-    names, texts = list(summaries), {name: str(summary) for name, summary in summaries.items()}
-    return FrameEncoding(encoding, [names.index(name) for name in used_names], texts)
+    indices = {name: index for index, name in enumerate(summaries)}
+    texts = {name: str(summary) for name, summary in summaries.items()}
+    return FrameEncoding(encoding, [indices[name] for name in used_names], texts)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, pipeline, solve
-from protonet.commands.report import format_confusions
 from protonet.commands.update import format_accuracy_change
 from protonet.errors import InputError
 from protonet.files import load_model
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.solver import fit_solution
 from protonet.metrics import rejection_threshold, score_known_class
+from protonet.report import format_confusions
 from protonet.tables import formats
 from protonet.ui.text import format_probability_metrics
 from tests.commands.cases import FAST, Run, fit_model, read_lines

@@ -18,11 +18,11 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.commands.rows import detect_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
 from protonet.metrics import score_known_class
 from protonet.tables import formats
+from protonet.tables.spellings import detect_respellings
 from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import FAST, Run
 from tests.strategies import blobs, join_archive, split_archive, write_columns
@@ -242,7 +242,7 @@ def test_version_of_the_script_and_of_the_module() -> None:
 
 
 def test_inconsistent_or_damaged_headers_are_refused(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
-    path = tmp_path / "m.safetensors"
+    path = tmp_path / "m.protonet"
     write_model_of(path, network, {})
     config, content = read_config(path), path.read_bytes()
     check_entry_types(config)

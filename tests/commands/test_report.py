@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.commands import report
+from protonet import report
 from protonet.ui.html import make_template_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do

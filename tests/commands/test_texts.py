@@ -73,12 +73,12 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bare.csv").write_text("\n".join(bare) + "\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROTONET_CACHE", str(root / "cache"))
-        do("fit", root / "train.csv", "--label", "intent", *FAST, "-o", root / "m.safetensors")
+        do("fit", root / "train.csv", "--label", "intent", *FAST, "-o", root / "m.protonet")
     return root
 
 
 def test_texts_are_classified_by_their_embeddings(fitted: Path, tmp_path: Path, run: Run) -> None:
-    model, test = fitted / "m.safetensors", fitted / "test.csv"
+    model, test = fitted / "m.protonet", fitted / "test.csv"
     predicted = run("predict", model, test)
     right = count_right(predicted, 2)
     assert right >= 9
@@ -94,7 +94,7 @@ def test_texts_are_classified_by_their_embeddings(fitted: Path, tmp_path: Path, 
     texts = [row["text"] for row in read_table(suggested.read_text(encoding="utf-8"))]
     assert len(set(texts)) == 3
     assert run("suggest", fitted / "bare.csv", "--representation", "words", "-n", 3).count("\n") == 5
-    new = tmp_path / "new.safetensors"
+    new = tmp_path / "new.protonet"
     assert "10 samples added, 0 new class" in run("update", model, test, "-o", new)
     assert run.count_samples(model) == [4] * 5
     assert run.count_samples(new) == [6] * 5
@@ -113,13 +113,13 @@ def spoil(model: Path, path: Path, **changes: Any) -> Path:
 
 
 def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Path, run: Run) -> None:
-    model, test, output = fitted / "m.safetensors", fitted / "test.csv", tmp_path / "out.csv"
-    other = spoil(model, tmp_path / "other.safetensors", digest="f" * 64)
-    unknown = spoil(model, tmp_path / "unknown.safetensors", name="../../etc")
-    pictures = spoil(model, tmp_path / "named.safetensors", name="a.onnx")
+    model, test, output = fitted / "m.protonet", fitted / "test.csv", tmp_path / "out.csv"
+    other = spoil(model, tmp_path / "other.protonet", digest="f" * 64)
+    unknown = spoil(model, tmp_path / "unknown.protonet", name="../../etc")
+    pictures = spoil(model, tmp_path / "named.protonet", name="a.onnx")
     for name in ("a.onnx\x1b[31m", "a" * 5000):
         with pytest.raises(InputError, match="an encoder without a usable name"):
-            spoil(model, tmp_path / "hostile.safetensors", name=name)
+            spoil(model, tmp_path / "hostile.protonet", name=name)
     vectors = write_vectors(tmp_path / "vectors")
     cases: dict[tuple[object, ...], str] = {
         (other, test): "words (ffffffff), 256 numbers; got words (24143450). Install the version of fit",
@@ -138,7 +138,7 @@ def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Pat
 
 
 def test_an_encoder_folder_is_an_option_of_each_command(fitted: Path, tmp_path: Path, run: Run) -> None:
-    vectors, model, test = write_vectors(tmp_path / "vectors"), tmp_path / "m.safetensors", fitted / "test.csv"
+    vectors, model, test = write_vectors(tmp_path / "vectors"), tmp_path / "m.protonet", fitted / "test.csv"
     run("fit", fitted / "train.csv", "--label", "intent", "--representation", vectors, *FAST[2:], "-o", model)
     predicted = run("predict", model, test, "--representation", vectors)
     assert "Pass --representation FOLDER, where it is now" in run("predict", model, test, code=2)
@@ -152,7 +152,7 @@ def test_an_encoder_folder_is_an_option_of_each_command(fitted: Path, tmp_path: 
 
 
 def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
-    model, new = tmp_path / "m.safetensors", tmp_path / "new.safetensors"
+    model, new = tmp_path / "m.protonet", tmp_path / "new.protonet"
     more = ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]
     result = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
     assert "bare.csv: 5 classes, 0 samples, 256 features" in result
@@ -170,7 +170,7 @@ def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path
 
 
 def test_a_class_without_rows_is_predicted_by_its_name(fitted: Path, tmp_path: Path, run: Run) -> None:
-    table, model = write_table(tmp_path / "some.csv", slice(0, 4), classes=NAMES[:3]), tmp_path / "m.safetensors"
+    table, model = write_table(tmp_path / "some.csv", slice(0, 4), classes=NAMES[:3]), tmp_path / "m.protonet"
     fit = ["fit", table, "--label", "intent", *FAST[2:], "-o", model, "--classes", fitted / "classes.csv"]
     result = run(*fit, *FAST[:2], "--balanced")
     assert "the names of 5 classes are training samples" in result
@@ -186,7 +186,7 @@ def test_uninformative_names_have_no_effect(fitted: Path, tmp_path: Path, run: R
     actual = []
     for letter in ("c", "class "):
         names = {name: f"{letter}{index}" for index, name in enumerate(NAMES)}
-        table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.safetensors"
+        table, model = write_table(tmp_path / "t.csv", slice(0, 4), names), tmp_path / "m.protonet"
         result = run("fit", table, "--label", "intent", *FAST, "-o", model)
         assert "are training samples" not in result
         predicted = run("predict", model, fitted / "test.csv", "--proba")
@@ -242,7 +242,7 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     assert estimator.columns_["text"].startswith("text by words (24143450)")
     for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
         np.testing.assert_array_equal(copied.predict_proba(test), probabilities)
-    path = tmp_path / "m.safetensors"
+    path = tmp_path / "m.protonet"
     estimator.save(path)
     loaded = ProtoNetClassifier.load(path)
     np.testing.assert_allclose(loaded.predict_proba(test), probabilities, rtol=1e-4, atol=1e-6)
@@ -264,12 +264,12 @@ def test_an_unreadable_text_gets_the_class_frequencies(fitted: Path, tmp_path: P
     texts = ["", "😀😀😀", "我想开一个储蓄账户", "مرحبا بك في البنك", "I lost my phone"]
     with (tmp_path / "new.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["text"], *([text] for text in texts)])
-    predicted = read_table(run("predict", fitted / "m.safetensors", tmp_path / "new.csv", quiet=False))
+    predicted = read_table(run("predict", fitted / "m.protonet", tmp_path / "new.csv", quiet=False))
     assert "4 rows have no information" in run.notes
     fractions = [float(row["probability"]) for row in predicted]
     assert fractions[:4] == pytest.approx([1 / len(NAMES)] * 4, abs=1e-5)
     assert fractions[4] > 2 / len(NAMES)
     frame = pytest.importorskip("pandas", reason="it makes frames").DataFrame({"text": texts})
     with pytest.warns(UserWarning, match="4 rows have no information"):
-        result = ProtoNetClassifier.load(fitted / "m.safetensors").predict_proba(frame)
+        result = ProtoNetClassifier.load(fitted / "m.protonet").predict_proba(frame)
     np.testing.assert_allclose(result[:4], 1 / len(NAMES), atol=0.02)

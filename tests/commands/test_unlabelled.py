@@ -64,9 +64,9 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", "`table` must have the model's columns; got .*more.csv without c. .*"),
+        ("a,b\n1,2\n", "`--unlabelled` must have the model's columns; got .*more.csv without c. .*"),
         ("a,b,c\n1,2,inf\n", "`--unlabelled` must have finite numbers; got 'inf' in c, line 2. .*"),
-        ("a,b,c\n", "`table` must have at least one row; got none in .*more.csv. Add rows."),
+        ("a,b,c\n", "`--unlabelled` must have at least one row; got none in .*more.csv. Add rows."),
         ("a,b,c\n,n/a,\n", "`--unlabelled` must have rows with a readable cell; got 1 row without one. .*"),
     ],
     ids=["columns", "infinity", "no row", "no cell"],
@@ -74,9 +74,12 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
 def test_invalid_unlabelled_rows_are_errors(text: str, message: str, tmp_path: Path, run: Run) -> None:
     train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.csv"
     more.write_text(text)
-    error = run("fit", train, "--unlabelled", more, *FAST, "-o", tmp_path / "m.safetensors", code=2)
-    assert re.fullmatch(f"protonet fit: {message}\n", error), error
+    for output in ([], ["-o", tmp_path / "m.safetensors"]):  # without it, a note says that no model will be written
+        error = run("fit", train, "--unlabelled", more, *FAST, *output, code=2, quiet=False)
+        assert re.fullmatch(f"protonet fit: {message}\n", error), error
     assert not (tmp_path / "m.safetensors").exists()
+    run("fit", train, *FAST, quiet=False)
+    assert run.notes == "note: no model will be written: --output names its file\n"
 
 
 def test_rows_without_a_readable_cell_are_no_unlabelled_rows(tmp_path: Path, run: Run) -> None:

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from protonet import solve
 from protonet.datasets import load_digits
 from protonet.errors import InputError, InputTypeError
+from protonet.estimator.labels import detect_unlabelled
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import cross_validate, predict_held_out
-from protonet.fit.label_validation import detect_unlabelled
 from protonet.fit.networks import (
     N_NEIGHBOURS,
     OUTLIER_RATE,

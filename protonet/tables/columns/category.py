@@ -22,7 +22,7 @@ from protonet.views.onnx_graph import OnnxGraph
 class CategoryLimits:
     """Thresholds for the levels (distinct categories) of a column that get a feature."""
 
-    max_levels_always_encoded: int = 5
+    max_levels_always_encoded: int = 10
     """In columns of at most this many levels, each level gets a feature, however rare it is."""
     min_rows_per_level: int = 2
     """Minimum number of training rows of a level with a feature, in columns of more levels."""

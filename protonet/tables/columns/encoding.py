@@ -17,6 +17,7 @@ from protonet.tables.columns import parsing
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.ordered import Date, Numeric
+from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text, count_ngrams
 from protonet.views.config import UntrustedComponent, raise_unless
@@ -170,6 +171,9 @@ class TypeInferenceThresholds:
     max_category_levels: int = 5  #: Maximum number of distinct cells of a column of categories, even if rows are few.
     #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger of both maxima holds.
     max_category_levels_per_row: float = 0.5
+    #: The same two maxima for short cells, both of which must hold: of ten rows, eight cities are still categories.
+    max_short_levels: int = 10
+    max_short_levels_per_row: float = 0.8
     min_words_per_text: int = 3  #: Minimum median number of words per distinct cell of a column of sentences.
     #: Minimum fraction of cells of a column of sentences that no other cell repeats.
     min_unique_sentence_fraction: float = 0.2
@@ -215,8 +219,7 @@ def infer_column_type(
         return InferredType(Numeric.fit(cells, numeric_format))
     if date_format := parsing.infer_date_format(distinct):
         return InferredType(Date.fit(cells, date_format))
-    max_levels = max(TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * len(present))
-    if len(distinct) <= max_levels and not are_sentences(distinct, present.tolist()):
+    if len(distinct) <= max_category_levels(distinct, len(present)) and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
     if parsing.are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
@@ -248,10 +251,35 @@ def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], 
     return "duration" if parsing.are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
+def max_category_levels(distinct: Sequence[str], n: int) -> float:
+    """Compute the maximum number of ``distinct`` cells of a column of categories with n non-missing cells."""
+    maximum = max(TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * n)
+    if median_word_count(distinct) >= TYPE_INFERENCE.min_words_per_text:
+        return maximum
+    return max(maximum, min(TYPE_INFERENCE.max_short_levels, TYPE_INFERENCE.max_short_levels_per_row * n))
+
+
+def is_free_text(cells: np.ndarray, *, is_only_column: bool) -> bool:
+    """Test whether a column (n,) of few cells, inferred as categories, is free text, as no cell repeats another one.
+
+    Cells of several words are free text. So are three single words or more if the table has no other column. Cells with
+    digits may be codes, and a column of missing cells tells where it has none.
+    """
+    present = format_cells(cells[~parsing.is_missing(cells)]).tolist()
+    n, with_digits = len(present), sum(any(map(str.isdigit, cell)) for cell in present)
+    if len(set(present)) < n or 2 * n < len(cells) or with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * n:
+        return False
+    return median_word_count(present) > 1 or (is_only_column and n > 2)
+
+
+def median_word_count(cells: Sequence[object]) -> int:
+    """Compute the (upper) median number of words of cells."""
+    return sorted(len(str(cell).split()) for cell in cells)[len(cells) // 2]
+
+
 def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
     """Test whether non-missing cells are sentences: several words each, and too many occur once to be categories."""
-    word_counts = sorted(len(str(cell).split()) for cell in distinct)
-    if word_counts[len(word_counts) // 2] < TYPE_INFERENCE.min_words_per_text:
+    if median_word_count(distinct) < TYPE_INFERENCE.min_words_per_text:
         return False
     unique = sum(count == 1 for count in Counter(cells).values())
     has_many = len(distinct) > TYPE_INFERENCE.max_category_levels

@@ -70,9 +70,8 @@ class Text(FittedColumn):
         (components by singular values).
     """
 
-    ngrams: tuple[str, ...] = field(
-        metadata={"key": "grams"}
-    )  #: The words and character n-grams of the vocabulary, in lower case.
+    ngrams: tuple[str, ...] = field(repr=False, metadata={"key": "grams"})
+    """The words and character n-grams of the vocabulary, in lower case."""
     inverse_document_frequencies: np.ndarray = field(metadata={"key": "scales"})  #: (ngrams,) float32.
     basis: np.ndarray  #: (ngrams, components) the matrix by which TF-IDF weights are multiplied to get components.
     mean: np.ndarray  #: (components,) the mean of the training rows, which is subtracted.

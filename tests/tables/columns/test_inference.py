@@ -10,7 +10,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type
+from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type, is_free_text
 from protonet.tables.columns.parsing import replace_missing_cells
 
 RNG = np.random.default_rng(0)
@@ -129,6 +129,36 @@ def test_few_rows() -> None:
     levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_category_levels + 1)]
     assert infer(objects(levels[:-1])).column_type == "category"
     assert infer_column_type(objects(levels)).column is None  # a name for each row
+
+
+def test_few_rows_of_short_repeated_values_are_categories() -> None:
+    cities = ["Paris", "Rome", "Oslo", "Bern", "Kyiv", "Riga", "Bonn", "Lima"]
+    for distinct, n, kind in (
+        (6, 10, "category"),
+        (8, 10, "category"),
+        (9, 10, "text"),
+        (6, 7, "text"),
+        (7, 9, "category"),
+    ):
+        cells = [cities[row] if row < len(cities) else "New York" for row in range(distinct)]
+        assert infer(objects([*cells, *cells][:n])).column_type == kind, (distinct, n)
+    notes = [f"a {word} note" for word in ("good", "bad", "long", "late", "new", "odd")]
+    assert infer(objects([*notes, *notes[:4]])).column_type == "text"  # sentences
+
+
+def test_free_text_of_few_rows() -> None:
+    cases = [
+        (["great film", "awful plot", "lovely acting"], False, True),
+        (["great film", ""], False, True),
+        (["great film", "", "", ""], False, False),  # it tells where there is a note
+        (["great film", "awful plot", "great film"], False, False),
+        (["great", "awful", "lovely"], True, True),
+        (["great", "awful", "lovely"], False, False),
+        (["yes", "no"], True, False),
+        (["room 1", "room 2", "hall 3"], True, False),
+    ]
+    for cells, is_only_column, expected in cases:
+        assert is_free_text(objects(cells), is_only_column=is_only_column) == expected, cells
 
 
 class TestNamedTypes:

@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import sparse
-from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state, check_X_y
-from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+from sklearn.base import ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _num_samples, check_is_fitted
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.embeddings.loading import SelectedEncoders
-from protonet.errors import raise_input_error, renamed_arguments
-from protonet.files import MODEL_SUFFIXES
-from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
-from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
-from protonet.fit.diagnostics import embed_rows, rank_columns_by_importance
-from protonet.fit.duplicates import describe_near_duplicates
-from protonet.fit.label_validation import (
+from protonet.embeddings.loading import EncoderName, list_encoders
+from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
+from protonet.estimator.evaluation import CrossValidatedEstimator, print_stages
+from protonet.estimator.labels import (
     apply_class_weights,
     are_booleans,
-    check_labels,
     concatenate_labels,
     encode_labels,
     from_class_names,
     normalize_weights,
-    prepare_weights_and_groups,
     require_labels,
     split_unlabelled,
     to_class_names,
-    to_exact_labels,
 )
+from protonet.estimator.rows import LabelledRows, encode_rows, prepare_labelled_rows, validate_rows_and_labels
+from protonet.files import MODEL_SUFFIXES, export_onnx
+from protonet.files.model import model_to_bytes
+from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
+from protonet.fit.diagnostics import embed_rows
+from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.names import embed_class_names
-from protonet.fit.search import EFFORTS, ModelSearch
-from protonet.fit.solver import TIME_LIMIT, Solution
+from protonet.fit.search import EFFORTS, ModelSearch, ignore_progress
+from protonet.fit.solver import TIME_LIMIT
 from protonet.fit.training_set import UnlabelledSamples, append_class_names
 from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
 from protonet.losses import MAX_CHUNK_ROWS
-from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
-from protonet.pipeline import TablePipeline, TrainingTable
+from protonet.pipeline import TablePipeline
 from protonet.tables import frames
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.spellings import describe_similar_names
+from protonet.ui.text import format_view_influences
 
-#: The value of ``y`` with which scikit-learn's ``validate_data`` validates rows without labels.
-NO_LABELS = "no_validation"
+#: The file that `ProtoNetClassifier.save` writes into a folder.
+MODEL_FILE_NAME = "model.protonet"
 
 
-class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, CrossValidatedEstimator):  # type: ignore[misc]
     """Classify rows by the cosine between their embedding and the class prototypes.
 
     The feature maps of the embedding are selected and weighted by cross-validation; see `protonet.solve`.
@@ -70,9 +68,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         column_kinds: The type of each column of a data frame by its name: "number", "category", "date", "text" or
             "picture" (paths of files). The types of columns that are not named are inferred from their cells.
         representation: The pretrained encoders of text and picture columns, by the names that ``fit --representation``
-            takes. None is "auto", which uses installed encoders.
+            takes. An encoder of texts may also be an object with a method ``encode`` that maps a list of texts to an
+            array (n, width), such as a ``SentenceTransformer``. None is "auto", which uses installed encoders.
         class_weight: "balanced" gives all classes equal weight in training; a dict of weights by class (1 for others)
             multiplies the sample weights; None leaves them unchanged.
+        verbose: Whether ``fit`` prints its stages with the time, and the views of the model with their weights.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -86,9 +86,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             held-out rows, or if no row can be held out.
         novel_clusters_: Clusters of unlabelled rows that may be novel classes, as lists of indices of unlabelled rows;
             the unlabelled rows of X are counted before those of ``unlabelled``.
-        held_out_accuracy_: The cross-validated accuracy; None if no class has two rows. It is computed on first use, in
-            about the time of ``fit``. Pickles, copies and files have it only if it was computed before.
-        held_out_interval_: The 95 % interval of ``held_out_accuracy_``; None if there is no such accuracy.
 
     Sample weights apply to the losses, the prototypes and the statistics. Only their ratios within one call matter.
     A row with an integer weight counts as that many equal rows, except in the encoding of columns and in random
@@ -97,9 +94,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     classes_: np.ndarray
     _pipeline: TablePipeline  #: The fitted pipeline, float64; its classes are ``classes_`` as text.
-    _solution: Solution | None = None
-    """The result of model selection in the last fit, for cross-validation; None in copies and loaded estimators."""
-    _held_out_metrics: Metrics | None = None  #: The cross-validated metrics, once they are computed.
 
     def __init__(
         self,
@@ -108,8 +102,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         time_limit: float = TIME_LIMIT,
         random_state: object = 0,
         column_kinds: Mapping[str, str] | None = None,
-        representation: str | Sequence[str] | None = None,
+        representation: EncoderName | Sequence[EncoderName] | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
+        verbose: bool = False,
     ) -> None:
         self.effort = effort
         self.time_limit = time_limit
@@ -117,6 +112,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self.column_kinds = column_kinds
         self.representation = representation
         self.class_weight = class_weight
+        self.verbose = verbose
 
     def fit(
         self, X: object, y: object, sample_weight: object = None, groups: object = None, unlabelled: object = None
@@ -125,8 +121,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
         Args:
             X: (n, n_features) rows: an array of numbers or a sparse matrix (which is made dense), with NaN for missing
-                values; or a data frame of pandas, of Polars, or with the Arrow PyCapsule interface (this needs
-                pyarrow). Its columns may hold numbers, categories, booleans, dates, text and missing values.
+                values; a data frame of pandas, of Polars (also a lazy one), or with the Arrow PyCapsule interface (this
+                needs pyarrow); a ``datasets.Dataset``; or n texts. Columns may hold numbers, categories, booleans,
+                dates, text and missing values.
             y: (n,) labels of any type that can be sorted. Rows with None or NaN are unlabelled. As in scikit-learn's
                 semi-supervised estimators, so are rows with -1, if the other labels are two or more integers >= 0.
             sample_weight: (n,) >= 0, or None for 1; the weights and groups of unlabelled rows are ignored.
@@ -144,13 +141,17 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             ValueError: scikit-learn rejects the arguments, for example because a number is infinite.
             MissingPackageError: The data frame is not of pandas, and pyarrow is not installed.
         """
-        X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
+        X, unlabelled = frames.to_rows(X), None if unlabelled is None else frames.to_rows(unlabelled, "unlabelled")
+        X, y, sample_weight, groups, rest, labelled = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        rows = self._prepare(X, y, sample_weight, groups, reset=True)
+        rows = prepare_labelled_rows(self, X, y, sample_weight, groups, None, reset=True)
         if len(alone := np.unique(rows.labels)) < 2:
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
-        rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
+        _warn_of_spellings(rows.labels)
+        weights = apply_class_weights(self.class_weight, rows.labels, rows.weights)
+        indices = rows.indices if labelled is None else labelled[rows.indices]
+        rows = replace(rows, weights=weights, indices=indices)
         parts = [self._encode_rows(part, rows.frame_encoding)[0] for part in rest]
         self._fit_pipeline(
             rows, map(torch.from_numpy, frames.iterate_dense_blocks(parts, MAX_CHUNK_ROWS)) if parts else None
@@ -178,9 +179,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         first = not self.__sklearn_is_fitted__()
         require_labels(y, [] if first else self.classes_.tolist())
-        rows = self._prepare(X, y, sample_weight, None, reset=first)
+        encoding = None if first else self._frame_encoding
+        rows = prepare_labelled_rows(self, X, y, sample_weight, None, encoding, reset=first)
         labels, later = rows.labels, [] if classes is None else [np.atleast_1d(np.asarray(classes))]
         merged = np.unique(concatenate_labels([labels if first else self.classes_, labels, *later]))
+        _warn_of_spellings(labels, () if first else self.classes_.tolist())
         if first:
             self._fit_pipeline(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
         else:
@@ -244,79 +247,32 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _encode_rows(self, X: object, encoding: frames.FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X; return their features (n, dim), and a mask (n,) of rows without a known cell."""
-        return _encode_validated(self._validate_rows_and_labels(X, encoded=encoding is not None)[0], encoding)
+        return encode_rows(validate_rows_and_labels(self, X, encoded=encoding is not None)[0], encoding)
 
-    def _validate_rows_and_labels(
-        self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
-    ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows and labels by scikit-learn's rules; return rows as a `Frame` if they will be ``encoded``."""
-        frame = frames.read_frame(X)
-        if frame is not None and (reset or encoded):
-            validate_data(self, frame.data_frame, y, reset=reset, skip_check_array=True)
-            unlabelled = isinstance(y, str) and y == NO_LABELS
-            labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
-            return frame, labels
-        checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        frames.require_numeric_frame(frame)
-        checked = validate_data(self, X, y, reset=reset, **checks)
-        rows, labels = checked if isinstance(checked, tuple) else (checked, None)
-        gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
-        if encoded or (reset and (self.column_kinds or gaps)):
-            return frames.make_array_frame(frames.to_dense(rows)), labels
-        if gaps:
-            remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
-            raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
-        return rows, labels
-
-    def _prepare(self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool) -> _LabelledRows:
-        """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
-        name = getattr(y, "name", None)
-        encoding = None if reset else self._frame_encoding
-        rows, labels = self._validate_rows_and_labels(X, to_exact_labels(y), encoded=encoding is not None, reset=reset)
-        assert labels is not None
-        check_labels(labels)
-        chosen, weights, groups = prepare_weights_and_groups(labels, sample_weight, groups)
-        if len(chosen) < len(labels):
-            rows, labels = rows.select_rows(chosen) if isinstance(rows, frames.Frame) else rows[chosen], labels[chosen]
-        if reset and isinstance(rows, frames.Frame):
-            selection = SelectedEncoders.from_names(self.representation)
-            encoding = frames.fit_frame_columns(rows, self.column_kinds, selection)
-        x, uninformative_mask = _encode_validated(rows, encoding)
-        classes = np.unique(labels)
-        return _LabelledRows(
-            x=torch.from_numpy(frames.to_dense(x)),
-            y=encode_labels(labels, classes),
-            classes=tuple(map(str, classes.tolist())),
-            columns=None if encoding is None else encoding.used_names,
-            encoding=None if encoding is None else encoding.encoding,
-            weights=weights,
-            groups=groups,
-            labels=labels,
-            uninformative_mask=torch.from_numpy(uninformative_mask),
-            frame_encoding=encoding,
-            metadata={
-                **frames.describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
-                "effort": self.effort if isinstance(self.effort, str) else None,
-                "seed": self.random_state if isinstance(self.random_state, int) else None,
-            },
-        )
-
-    def _fit_pipeline(self, rows: _LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
+    def _fit_pipeline(self, rows: LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
         """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
             metadata = rows.metadata | {"named": names.to_dict(classes.tolist())}
             rows = replace(rows, class_name_rows=names, metadata=metadata)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
+        progress = print_stages(self) if self.verbose else ignore_progress
         with renamed_arguments(train_loader="X"):
             pipeline, solution = TablePipeline.fit(
-                rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
+                rows,
+                unlabelled=unlabelled,
+                effort=self.effort,
+                time_limit=self.time_limit,
+                seed=seed,
+                progress=progress,
             )
+        if self.verbose:
+            print(format_view_influences(solution.view_influences), end="")
         note = None if rows.groups is not None else describe_near_duplicates(solution.training_set.rows, "`groups`")
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)
         network = deepcopy(pipeline.network)
-        self._solution, self._held_out_metrics = solution, None
+        self._training, self._cross_validation = (solution, rows), None
         self.learned_unlabelled_ = solution.semi_supervised is not None and solution.semi_supervised.uses_unlabelled
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
@@ -358,101 +314,99 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def columns_(self) -> dict[str, str]:
         """The inferred type of each column, or the reason why it is dropped, by name; empty for arrays."""
-        return {} if self._frame_encoding is None else self._frame_encoding.column_summaries
-
-    @property
-    def held_out_accuracy_(self) -> float | None:
-        """The cross-validated accuracy; None if no class has two rows."""
-        metrics = self._measure_held_out()
-        return None if metrics is None else metrics.accuracy
-
-    @property
-    def held_out_interval_(self) -> tuple[float, float] | None:
-        """The 95 % interval of ``held_out_accuracy_``; None if there is no such accuracy."""
-        metrics = self._measure_held_out()
-        return None if metrics is None else metrics.interval
-
-    @property
-    def feature_importances_(self) -> np.ndarray:
-        """The permutation importance (``n_features_in_``,) float64: the increase of the held-out log-loss in nats.
-
-        Dropped columns have importance 0. Each access repeats the cross-validation.
-
-        Raises:
-            AttributeError: No rows can be held out, or the estimator is a copy, which has no training rows.
-        """
-        cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.n_features_per_column
-        if not len(cv.labels):
-            raise AttributeError("no class has a second row that could be held out")
-        importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
-        for column in rank_columns_by_importance(cv, [""] * len(sizes), sizes, generator)["columns"]:
-            index = column["index"] if encoding is None else encoding.column_indices[column["index"]]
-            importances[index] = column["log_loss_rise"]
-        return importances
-
-    def _measure_held_out(self) -> Metrics | None:
-        """Get the cross-validated metrics, which are computed at the first call; None if no class has two rows."""
-        check_is_fitted(self)
-        if self._held_out_metrics is None:
-            cv = self._cross_validate()
-            if len(cv.labels):
-                self._held_out_metrics = measure_cross_validation(cv)
-        return self._held_out_metrics
-
-    def _cross_validate(self) -> CrossValidation:
-        """Cross-validate the last fit; raise an AttributeError if this is a copy, which has no training rows."""
-        check_is_fitted(self)
-        if self._solution is None:
-            raise AttributeError("a pickle, a copy or a file has no training rows: read this on the fitted model first")
-        return cross_validate(self._solution, deadline=time.monotonic() + self.time_limit)
+        encoding = self._frame_encoding
+        return {} if encoding is None else encoding.column_summaries
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state for pickles and copies, without the training rows."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_solution"}
+        """Return the state for pickles and copies: the content of a model file, and no training rows."""
+        state = dict(super().__getstate__())
+        for name in ("_training", "_cross_validation"):
+            state.pop(name, None)
+        if self.__sklearn_is_fitted__():
+            state["_pipeline"] = model_to_bytes(self._copy_for_file(self._pipeline.classes))
+        return state
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore a state; its model file is validated as one on the disk is."""
+        content = state.get("_pipeline")
+        super().__setstate__({name: value for name, value in state.items() if name != "_pipeline"})
+        if content is None:
+            return
+        if not isinstance(content, bytes):
+            got = type(content).__name__
+            raise_input_error("state", "have the bytes of a model file", got, "Fit again.", kind=InputTypeError)
+        pipeline = TablePipeline.load(content, argument="state", writer="ProtoNetClassifier")
+        if len(pipeline.classes) != len(self.classes_):
+            got = f"{len(pipeline.classes)} and {len(self.classes_)}"
+            raise_input_error("state", "have as many classes as its model file", got, "Fit again.")
+        network = pipeline.network.double()
+        network.set_sums(network.sums, network.counts)  # prototypes in float64
+        self._pipeline = self._load_encoders(pipeline)
+
+    def _copy_for_file(self, classes: tuple[str, ...] | tuple[int, ...]) -> TablePipeline:
+        """Copy the pipeline for a file, with these class names; the network is float32 but for the class sums."""
+        network = deepcopy(self.network_).float()
+        network.set_sums(self.network_.sums, self.network_.counts)  # the only values with more digits than float32
+        stored = {"samples": network.counts.tolist(), "booleans": are_booleans(self.classes_)}
+        return replace(self._pipeline, network=network, classes=classes, metadata=self._pipeline.metadata | stored)
+
+    def _load_encoders(self, pipeline: TablePipeline) -> TablePipeline:
+        """Load the pretrained encoders of a pipeline from a file that ``representation`` names."""
+        if self.representation is None or not pipeline.has_pretrained_encoder:
+            return pipeline
+        return pipeline.with_loaded_encoders(list_encoders(self.representation), show_progress=bool(self.verbose))
 
     def save(self, path: str | Path) -> None:
         """Write a model file that `load` and the commands read.
 
-        Nothing is pickled. The network is stored as float32. Held-out rows are not stored: the command ``update``
-        cannot report its effect on them, and ``explain`` needs a labelled table.
+        Nothing is pickled. Held-out rows are not stored: the command ``update`` cannot report its effect on them, and
+        ``explain`` needs a labelled table.
 
         Args:
-            path: The file, in a folder that exists; its name ends in ``.protonet`` or ``.safetensors``.
+            path: The file, in a folder that exists. Its name ends in ``.protonet``, or in ``.safetensors`` for a larger
+                one that other programs can read. Or a folder that exists: the file ``model.protonet`` is written there,
+                so that `load` reads the folder, also after ``huggingface_hub`` has uploaded and downloaded it.
 
         Raises:
             MissingPackageError: safetensors is not installed.
             OSError: The file cannot be written.
             InputError: The name has another suffix, or the classes are not all of one type.
         """
-        if Path(path).suffix.lower() not in MODEL_SUFFIXES:
-            raise_input_error("path", f"end in {', '.join(MODEL_SUFFIXES)}", path, "Rename it.")
-        network = deepcopy(self.network_).float()
-        stored = {"samples": network.counts.tolist(), "booleans": are_booleans(self.classes_)}
-        names, metadata = to_class_names(self.classes_), self._pipeline.metadata | stored
-        replace(self._pipeline, network=network, classes=names, metadata=metadata).save(path)
+        file = _locate_model_file(path)
+        if file.suffix.lower() not in MODEL_SUFFIXES:
+            must = f"end in {', '.join(MODEL_SUFFIXES)}, or be a folder that exists"
+            raise_input_error("path", must, path, "Rename it, or make the folder.")
+        self._copy_for_file(to_class_names(self.classes_)).save(file)
 
     @classmethod
-    def load(cls, path: str | Path) -> ProtoNetClassifier:
+    def load(
+        cls, path: str | Path, *, representation: EncoderName | Sequence[EncoderName] | None = None
+    ) -> ProtoNetClassifier:
         """Load a model file of `save` or of the command ``fit``. All of its content is validated.
 
         Args:
-            path: The file. If the command wrote it, the estimator expects rows with the columns ``feature_names_in_``,
-                in this order, and without the other columns of the training table.
+            path: The file, or the folder of ``model.protonet``. If the command wrote it, the estimator expects rows
+                with the columns ``feature_names_in_``, in this order, and without the other columns of the training
+                table.
+            representation: The encoders of ``fit``, if they are objects, or in folders or files, which model files do
+                not store.
 
         Returns:
-            The fitted estimator, whose predictions equal those of the saved one up to the precision of float32.
+            The fitted estimator, whose predictions equal those of the saved one, bit for bit.
 
         Raises:
             MissingPackageError: safetensors is not installed.
-            InputError: The file is missing, damaged, not a model file, or of another format version.
+            InputError: The file is missing, damaged, not a model file, or of another format version; or the
+                representation is not that of ``fit``.
         """
-        pipeline = TablePipeline.load(path, writer="save_model").without_cross_validation()
+        pipeline = TablePipeline.load(_locate_model_file(path), writer="save_model").without_cross_validation()
         effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
         effort = effort if isinstance(effort, str) and effort in EFFORTS else "default"
-        estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
+        seed = seed if type(seed) is int and 0 <= seed < 2**32 else 0
+        estimator = cls(effort, random_state=seed, representation=representation)
         order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
         pipeline.network.double().arrange_classes(torch.tensor(order))
-        estimator._pipeline = pipeline
+        estimator._pipeline = estimator._load_encoders(pipeline)
         counts = parse_class_counts(pipeline.metadata.get("uninformative"), len(order))
         estimator._set_classes(from_class_names(pipeline.classes, pipeline.metadata)[order], counts[order])
         names = tuple(estimator.columns_) or pipeline.columns
@@ -460,6 +414,23 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if names is not None:
             estimator.feature_names_in_ = np.array(names, dtype=object)
         return estimator
+
+    def export_onnx(self, path: str | Path) -> None:
+        """Write an ONNX file that computes ``logits`` and ``probabilities`` (n, n_classes) float32, as ``export`` does.
+
+        Its input is ``features`` (n, n_features); or, if columns are not all numbers without gaps, an input (n, 1) for
+        each column that is used. The metadata of the file name the ``classes`` and the ``columns``.
+
+        Args:
+            path: The file, in a folder that exists.
+
+        Raises:
+            MissingPackageError: onnx is not installed.
+            OSError: The file cannot be written.
+            InputError: There are dates or texts, which ONNX cannot encode, or the classes are not all of one type.
+        """
+        model = self._copy_for_file(to_class_names(self.classes_))
+        export_onnx(path, model, model.uninformative_logits)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_pipeline")
@@ -475,17 +446,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return tags
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _LabelledRows(TrainingTable):
-    """The labelled rows of ``fit`` or ``partial_fit`` after validation and encoding, with float64 features."""
-
-    labels: np.ndarray  #: (n,) the labels as the caller passed them.
-    uninformative_mask: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
-    frame_encoding: frames.FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
+def _locate_model_file(path: str | Path) -> Path:
+    """Return the path of a model file, which in a folder is ``model.protonet``."""
+    return Path(path) / MODEL_FILE_NAME if Path(path).is_dir() else Path(path)
 
 
-def _encode_validated(rows: Any, encoding: frames.FrameEncoding | None) -> tuple[Any, np.ndarray]:
-    """Encode validated rows; return their features (n, dim), and a mask (n,) of rows without a known cell."""
-    if isinstance(rows, frames.Frame) and encoding is not None:
-        return encoding.encode(rows), encoding.is_uninformative(rows)
-    return rows, np.zeros(rows.shape[0], bool)
+def _warn_of_spellings(labels: np.ndarray, known_classes: Sequence[object] = ()) -> None:
+    """Warn if new classes among labels (n,) may be spellings of known ones, or of each other."""
+    for note in describe_similar_names(np.unique(labels).tolist(), known_classes):
+        warnings.warn(note, UserWarning, stacklevel=3)

@@ -13,10 +13,18 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import plural, shorten_list, to_printable
-from protonet.commands.options import replace_argument_names
-from protonet.fit.cross_validation import MOST_FREQUENT_CLASS, CrossValidation, score_class_frequencies
+from protonet.fit.cross_validation import (
+    MOST_FREQUENT_CLASS,
+    CrossValidation,
+    held_out_indices,
+    measure_cross_validation,
+    predict_baselines,
+    predict_held_out,
+    repeat_cross_validation,
+    score_class_frequencies,
+)
 from protonet.fit.diagnostics import extrapolate_accuracy, measure_learning_curve, rank_columns_by_importance
-from protonet.fit.search import FitProgress
+from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import Solution
 from protonet.metrics import (
     ClassMetrics,
@@ -216,16 +224,22 @@ MAX_IMPORTANCE_PREDICTIONS, MAX_LEARNING_CURVE_SECONDS = 100_000, 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluatedRows:
-    """Labelled rows, their cells, and the logits of networks that were not trained on them."""
+class LabelledCells:
+    """Labelled rows with their cells and their locations in a table."""
 
-    logits: Tensor  #: (n, num_classes) logits.
     labels: Tensor  #: (n,) int64, class indices.
     indices: Sequence[int]  #: The index of each row in the table, from 0.
     locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
     column_names: Sequence[str]  #: The name of each column.
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
     ids: Sequence[str] | None = None  #: The identifier of each row; None if no column has identifiers.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluatedRows(LabelledCells):
+    """Labelled rows, their cells, and the logits of networks that were not trained on them."""
+
+    logits: Tensor  #: (n, num_classes) logits.
 
     def select_rows(self, indices: Sequence[int]) -> EvaluatedRows:
         """Copy the rows at ``indices`` (from 0, among the rows of this object), in this order."""
@@ -260,7 +274,7 @@ def table_to_dict(
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
     columns = columns_to_dicts(model.column_names, model.encoding, missing_counts)
-    return {"rows": n_rows, "classes": classes, "columns": columns, "notes": replace_argument_names(notes)}
+    return {"rows": n_rows, "classes": classes, "columns": columns, "notes": list(notes)}
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
@@ -403,3 +417,58 @@ def compute_report_sections(rows: EvaluatedRows, repeated_logits: Tensor, import
         "importance": importance,
         "predictions": collect_predictions(rows, columns),
     }
+
+
+def compare_with_baselines(cv: CrossValidation, solution: Solution, model: TablePipeline) -> list[JsonDict]:
+    """Evaluate the model, then its baselines, on the held-out rows, as dicts for JSON; [] without held-out rows."""
+    if not len(cv.labels):
+        return []
+    balanced = bool(model.metadata.get("balanced"))
+    frequent = score_class_frequencies(torch.tensor(model.sample_counts), len(cv.labels))
+    baselines = {MOST_FREQUENT_CLASS: frequent, **predict_baselines(solution.training_set)}
+    return compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
+
+
+def fit_results_to_dict(
+    name: str, table: JsonDict, model: TablePipeline, cv: CrossValidation, comparisons: Sequence[JsonDict]
+) -> JsonDict:
+    """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics.
+
+    ``table`` is the result of `table_to_dict` for the training table ``name``.
+    """
+    results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
+    if not len(cv.labels):
+        return results
+    results |= metrics_to_dict(name, model.classes, measure_cross_validation(cv))
+    return results | {"baselines": comparisons}
+
+
+def compute_fit_report_details(
+    rows: LabelledCells,
+    model: TablePipeline,
+    solution: Solution,
+    cv: CrossValidation,
+    seed: int,
+    deadline: float,
+    progress: FitProgress = ignore_progress,
+) -> JsonDict:
+    """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
+
+    They include the column importance, by permutations with ``seed``, the learning curve and the suspicious labels.
+    After ``deadline``, a time of ``time.monotonic()``, optional sections are left out. ``rows`` are all labelled rows.
+    """
+    held_out = held_out_indices(solution.training_set)
+    evaluated = (held_out >= 0).nonzero().flatten()
+    parts = iter(range(3))
+
+    def start_next_part() -> FitProgress:
+        part = next(parts)  # the parts take about equally long
+        return lambda name, fraction: progress(name, (part + fraction) / 3)
+
+    names, sizes = model.column_names, model.n_features_per_column
+    importance = compute_importance(cv, names, sizes, seed, deadline, start_next_part())
+    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
+    learning = compute_learning_curve(solution, cv, deadline, start_next_part())
+    evaluated_rows = EvaluatedRows(**vars(rows), logits=predict_held_out(cv)[held_out.clamp_min(0)])
+    evaluated_rows = evaluated_rows.select_rows(evaluated.tolist())
+    return compute_report_sections(evaluated_rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

@@ -81,15 +81,18 @@ def _mask_unlabelled(labels: np.ndarray, classes: list[Any]) -> tuple[np.ndarray
     return missing, np.zeros_like(missing)
 
 
-def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
+def split_unlabelled(
+    X: Any, y: Any, sample_weight: Any, groups: Any
+) -> tuple[Any, Any, Any, Any, list[Any], np.ndarray | None]:
     """Separate the labelled rows from the unlabelled rows, as `detect_unlabelled` finds them in y.
 
-    Returns five parts: X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list with one entry, X of the
-    unlabelled rows. The list is empty if all rows have a label. Raises an InputError if no row has a label.
+    Returns six parts: X, y, ``sample_weight`` and ``groups`` of the labelled rows; a list with one entry, X of the
+    unlabelled rows; and the indices (n,) of the labelled rows. If all rows have a label, the list is empty, and there
+    are no indices, but None. Raises an InputError if no row has a label.
     """
     missing, labels = detect_unlabelled(y)
     if not len(missing):
-        return X, y, sample_weight, groups, []
+        return X, y, sample_weight, groups, [], None
     if np.isscalar(sample_weight):
         sample_weight = np.full(len(labels), sample_weight)
     check_consistent_length(X, labels, sample_weight, groups)
@@ -101,7 +104,7 @@ def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[A
     unlabelled = [_safe_indexing(X, missing)]
     parts = (X, sample_weight, groups)
     X, sample_weight, groups = (None if part is None else _safe_indexing(part, labelled) for part in parts)
-    return X, labels[labelled].tolist(), sample_weight, groups, unlabelled
+    return X, labels[labelled].tolist(), sample_weight, groups, unlabelled, labelled
 
 
 def _is_missing(label: Any) -> bool:
