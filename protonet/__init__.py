@@ -8,31 +8,34 @@ from typing import TYPE_CHECKING, Any
 from protonet.errors import DISTRIBUTION_NAME, InputError, InputTypeError, MissingPackageError, installed_version
 
 if TYPE_CHECKING:
+    from protonet.estimator import ProtoNetClassifier
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
     from protonet.network import Encoder, PrototypeNetwork
-    from protonet.views.evaluation import plan_encoder
+    from protonet.optimizer import CustomOptimizer
 
 __all__ = [
+    "CustomOptimizer",
     "Encoder",
     "InputError",
     "InputTypeError",
     "MissingPackageError",
     "Model",
+    "ProtoNetClassifier",
     "PrototypeNetwork",
     "load_model",
-    "plan_encoder",
     "save_model",
     "solve",
 ]
 
 #: The module of each public name. Modules are imported on first use, so that commands start without torch.
 LAZY_EXPORTS = {
+    "CustomOptimizer": "optimizer",
     "Encoder": "network",
     "Model": "files.model",
+    "ProtoNetClassifier": "estimator",
     "PrototypeNetwork": "network",
     "load_model": "files.model",
-    "plan_encoder": "views.evaluation",
     "save_model": "files.model",
     "solve": "fit.solver",
 }
