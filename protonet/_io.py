@@ -56,6 +56,57 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
             temporary.unlink(missing_ok=True)
 
 
+def read_stamp(path: Path) -> tuple[int, ...]:
+    """Return inode, modification time and size of a file, which change if it is replaced; () if there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def open_locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool) -> int:
+    """Open a file that is read, changed and replaced, and lock it against other processes that do the same.
+
+    The lock ends when the file descriptor is closed, or the process is killed. File systems without locks give none.
+
+    Args:
+        path: The file. It is itself locked, so that no other file is left behind.
+        flags: Flags of `os.open`.
+        wait: Whether to wait for a process that has locked the file.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        BlockingIOError: Another process has locked the file, and ``wait`` is False.
+        OSError: The file cannot be opened.
+    """
+    while True:
+        file = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            lock_open_file(file, wait=wait)
+            # Another process may have replaced the file before it unlocked the old one.
+            if sys.platform == "win32" or os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def lock_open_file(file: int, *, wait: bool) -> None:
+    """Lock a file descriptor, if the file system has locks; see `open_locked`."""
+    if sys.platform == "win32":  # an open file cannot be replaced there
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8; see `write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))

@@ -8,21 +8,20 @@ import hashlib
 import io
 import os
 import re
-import sys
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from protonet._io import write_atomically, write_text
+from protonet._io import lock_open_file, open_locked, write_atomically
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import TableToLabel
 from protonet.embeddings.pictures import reading
@@ -35,9 +34,6 @@ from protonet.tables.features import encode_block
 from protonet.tables.formats import make_text_array
 from protonet.tables.table import list_missing_label_texts, make_table
 from protonet.ui.text import format_csv
-
-if sys.platform != "win32":
-    import fcntl
 
 #: Number of typical rows per class that are suggested first, before uncertain rows.
 TYPICAL_ROWS_PER_CLASS = 2
@@ -67,9 +63,12 @@ class LabelFile:
 
     def _open(self) -> None:
         """Open and lock the file, read its rows, and write the header if the file is new."""
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            _lock_file(self.path, self._file)
+            self._file = open_locked(self.path, os.O_RDWR | os.O_CREAT, wait=False)
+        except BlockingIOError:
+            must, got = "be written by one command at a time", f"{self.path}, in use by another"
+            raise_input_error("output", must, got, "Stop that command.")
+        try:
             size = self._read()
             os.ftruncate(self._file, size)
             if not size:
@@ -107,10 +106,22 @@ class LabelFile:
 
     def replace_rows(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows of the file atomically."""
-        write_text(self.path, format_csv([self.header, *rows]))
+        new = -1
+
+        def write(file: BinaryIO) -> None:
+            nonlocal new
+            file.write(format_csv([self.header, *rows]).encode())
+            new = os.dup(file.fileno())
+            lock_open_file(new, wait=False)  # before another process can find the file under its name
+
+        try:
+            write_atomically(self.path, write)
+        except BaseException:
+            if new >= 0:
+                os.close(new)
+            raise
         os.close(self._file)  # also unlocks the old file
-        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        _lock_file(self.path, self._file)
+        self._file = new
         self.rows = [list(row) for row in rows]
 
     def _read(self) -> int:
@@ -134,19 +145,6 @@ class LabelFile:
             self.rows += [] if is_header else [row]
             size += len("".join(lines[start:end]).encode(errors="surrogateescape"))
         return size
-
-
-def _lock_file(path: Path, file: int) -> None:
-    """Lock an open file; raise an InputError if another process has locked it."""
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        must, got = "be written by one command at a time", f"{path}, in use by another"
-        raise_input_error("output", must, got, "Stop that command.")
-    except OSError:  # the file system does not support locks
-        return
 
 
 def _raise_format_error(path: Path, got: str) -> NoReturn:

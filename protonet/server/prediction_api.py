@@ -31,6 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from protonet._io import read_stamp
 from protonet._text import plural, to_printable
 from protonet.commands import predict
 from protonet.commands.options import ServeOptions
@@ -56,16 +57,8 @@ class ReloadableModel:
     model: TablePipeline = field(init=False)  #: The model that was loaded last.
 
     def __post_init__(self) -> None:
-        self._stamp = self._read_stamp()
+        self._stamp = read_stamp(self.path)
         self.model = self._load()
-
-    def _read_stamp(self) -> tuple[int, ...]:
-        """Return inode, modification time and size of the file, to detect its replacement; () if there is no file."""
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return ()
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
@@ -74,7 +67,7 @@ class ReloadableModel:
 
     def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
-        stamp = self._read_stamp()
+        stamp = read_stamp(self.path)
         if not stamp or stamp == self._stamp:
             return
         self._stamp = stamp
