@@ -30,6 +30,7 @@ from protonet.fit.active import Standardiser, Suggestion, suggest_rows
 from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
+from protonet.server.parsing import check_pixel_counts
 from protonet.tables.features import encode_block
 from protonet.tables.formats import make_text_array
 from protonet.tables.table import list_missing_label_texts, make_table
@@ -381,8 +382,9 @@ class UploadedRows:
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
         from PIL import Image  # noqa: PLC0415 - optional
 
+        check_pixel_counts([io.BytesIO(content)])
         try:
-            reading.decode_image(io.BytesIO(content))
+            reading.decode_image(io.BytesIO(content), 1)  # a JPEG at an eighth of its size
             with Image.open(io.BytesIO(content)) as image:
                 suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
             if suffix not in reading.IMAGE_SUFFIXES:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from starlette.requests import Request
 
 from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
+from protonet.embeddings.pictures.reading import count_pixels
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_FEATURE_TO_TRAINING_SCALE, TablePipeline
 from protonet.server.app import JSON_TYPE
@@ -180,6 +181,7 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
         if kind == "image/*":
+            check_pixel_counts([path])
             return encode_columns(model, [make_text_array([str(path)], 1)])
         return parse_table_file(model, path)
 
@@ -243,7 +245,8 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
         for index, texts in enumerate(columns):
             if pictures[index]:
                 paths = [write_picture(Path(folder, f"{row}, column {index}"), cell) for row, cell in enumerate(texts)]
-                columns[index] = make_text_array(paths, len(paths))
+                columns[index] = make_text_array(map(str, paths), len(paths))
+                check_pixel_counts(paths)
         return encode_columns(model, columns)
 
 
@@ -364,11 +367,21 @@ def cells_to_column(cells: Sequence[JsonCell]) -> np.ndarray:
     return make_text_array(texts, len(cells))
 
 
-def write_picture(path: Path, cell: str) -> str:
+def check_pixel_counts(pictures: Sequence[Path | BinaryIO]) -> None:
+    """Raise an InputError if a picture of a request, or all of them together, would take too much memory or time."""
+    # A pixel takes up to 20 bytes while it is decoded, and a PNG of a single colour a thousandth of a byte per pixel.
+    max_pixels, max_total = 25_000_000, 100_000_000
+    counts = list(map(count_pixels, pictures))
+    if max(counts, default=0) > max_pixels or sum(counts) > max_total:
+        must = f"hold pictures of at most {max_pixels:,} pixels each, and {max_total:,} together"
+        raise_input_error("body", must, f"{max(counts):,}, and {sum(counts):,} together", "Send smaller ones.")
+
+
+def write_picture(path: Path, cell: str) -> Path:
     """Decode a picture in base64 into a file, and return the path of the file; the cell is never used as a path."""
     try:
         path.write_bytes(base64.b64decode(cell, validate=True))
     except (TypeError, ValueError, binascii.Error):
         got = to_printable(cell)[:20] if isinstance(cell, str) else "a number"
         raise_input_error("body", "hold pictures as base64 of their files", got, "Encode the file's bytes.")
-    return str(path)
+    return path

@@ -248,9 +248,9 @@ def test_confirmed_labels_survive_a_kill(tmp_path: Path) -> None:
     assert all(name == KINDS[row % 3] for row, name in saved.items())
 
 
-def draw(colour: tuple[int, int, int], kind: str = "PNG") -> bytes:
+def draw(colour: tuple[int, int, int], kind: str = "PNG", side: int = 16) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (16, 16), colour).save(file, kind)
+    Image.new("RGB", (side, side), colour).save(file, kind)
     return file.getvalue()
 
 
@@ -313,6 +313,8 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
         assert {path.parent for path in new if path.suffix in {".png", ".jpeg"}} == {tmp_path / "out.added"}
         assert {path.relative_to(tmp_path).parts[0] for path in new} == {"out.added", "out.added.csv"}
         assert sorted(path.suffix for path in (tmp_path / "out.added").iterdir()) == [".jpeg", *[".png"] * 4]
+        large = server.refuse("POST", "/api/add_picture?name=a.png", draw((1, 1, 1), side=5001))
+        assert (large[0], "got 25,010,001, and" in large[1]) == (400, True)
         for bad in (b"", b"<svg onload='alert(1)'/>", b"%!PS-Adobe-3.0 EPSF-3.0", draw((1, 1, 1))[:60]):
             status, line = server.refuse("POST", "/api/add_picture?name=a.png", bad)
             assert (status, "must be a picture that can be read" in line) == (400, True)

@@ -147,12 +147,16 @@ schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def make_bomb() -> bytes:
-    """Return a PNG of a few bytes that says it has 2.5 billion pixels."""
-    parts = [(b"IHDR", (50_000).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
+def make_bomb(side: int = 50_000) -> bytes:
+    """Return a PNG of a few bytes that says it has as many pixels per side."""
+    parts = [(b"IHDR", side.to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
     sums = ((kind + data, zlib.crc32(kind + data)) for kind, data in parts)
     chunks = ((len(part) - 4).to_bytes(4, "big") + part + crc.to_bytes(4, "big") for part, crc in sums)
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def pictures_of(*contents: bytes) -> str:
+    return json.dumps([[base64.b64encode(content).decode()] for content in contents])
 
 
 def make_pickle() -> bytes:
@@ -186,6 +190,15 @@ def test_what_does_not_fit(server: Server) -> None:
         ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
         ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
         ("pictures", "image/png", make_bomb(), 400, "got the request (more than 178,956,970 pixels)"),
+        (
+            "pictures",
+            "image/png",
+            make_bomb(13_000),
+            400,
+            "of at most 25,000,000 pixels each, and 100,000,000 together",
+        ),
+        ("pictures", JSON, pictures_of(make_bomb(5001)), 400, "got 25,010,001, and 25,010,001 together"),
+        ("pictures", JSON, pictures_of(*[make_bomb(4900)] * 5), 400, "got 24,010,000, and 120,050,000 together"),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
         ("pictures", JSON, '[{"picture": 7}]', 400, "must hold pictures as base64"),
@@ -197,6 +210,21 @@ def test_what_does_not_fit(server: Server) -> None:
         assert result[0] == status, result
         assert line in result[1], line
         assert "/tmp" not in result[1], line
+
+
+def test_a_large_picture_takes_little_memory(folder: Path) -> None:
+    """A PNG of 27 megapixels is refused before it is decoded, which takes 500 MB."""
+    file = io.BytesIO()
+    Image.new("RGBA", (5200, 5200), (200, 30, 30, 99)).save(file, "PNG", compress_level=1)
+    with start("serve", folder / "pictures.safetensors") as server:
+        seconds, memory = server.measure()
+        status, line = server.refuse(
+            "POST", "/models/pictures/predict", file.getvalue(), headers={"Content-Type": "image/png"}
+        )
+        assert (status, "got 27,040,000" in line) == (400, True)
+        after = server.measure()
+        assert after[0] - seconds < 0.5
+        assert after[1] - memory < 100
 
 
 def test_unauthorized_requests_and_invalid_addresses_are_refused(server: Server) -> None:
