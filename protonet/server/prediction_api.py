@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO, TypeVar
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -42,6 +44,7 @@ from protonet.server import app, parsing, schemas
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
+T = TypeVar("T")
 #: Number of seconds between two checks whether model files were replaced.
 RELOAD_CHECK_SECONDS = 0.25
 
@@ -106,7 +109,7 @@ def reload_in_background(models: Sequence[ReloadableModel]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join()
+        thread.join(1)  # it may be loading a model
 
 
 #: Maximal rows of a batch; larger batches are no faster, and delay other requests.
@@ -119,80 +122,121 @@ MAX_EVENT_LOOP_SECONDS = 0.02
 Classification = tuple[list[tuple[str, str]], torch.Tensor]
 
 
-class PendingRequest(NamedTuple):
+@dataclass(eq=False)
+class PendingRequest:
     """The rows of a request that waits for its classification."""
 
     model: TablePipeline  #: The model that classifies the rows.
     rows: parsing.ParsedRows  #: The encoded rows.
     threshold: float | None  #: Rows with a score up to this value are rejected as unknown; None to reject no row.
-    result: asyncio.Future[Classification]  #: Receives the result, or an exception.
-    batch_key: tuple[object, ...]  #: Requests with equal keys may share a batch.
+    result: asyncio.Future[Classification]  #: Receives the result, or an exception; done if the client has gone.
+    n_taken: int = 0  #: The number of rows that are in batches so far.
+    parts: list[Classification] = field(default_factory=list)  #: The results of these rows.
+
+    @property
+    def batch_key(self) -> tuple[object, ...]:
+        """Requests with equal keys may share a batch."""
+        return id(self.model), self.rows.x.dtype, self.threshold
+
+    def take_rows(self, n: int) -> parsing.ParsedRows:
+        """Take the next ``n`` rows, or all that are left."""
+        rows = slice(self.n_taken, self.n_taken + n)
+        self.n_taken = min(rows.stop, len(self.rows.x))
+        return parsing.ParsedRows(self.rows.x[rows], [], self.rows.uninformative_mask[rows])
+
+    def add_part(self, part: Classification | Exception) -> None:
+        """Add the result of the rows that were taken last; an exception is the result of the request."""
+        if self.result.done():
+            return
+        if isinstance(part, Exception):
+            self.result.set_exception(part)
+            return
+        self.parts.append(part)
+        if self.n_taken == len(self.rows.x):
+            named, logits = zip(*self.parts, strict=True)
+            self.result.set_result((list(chain(*named)), torch.cat(logits)))
 
 
 @dataclass
 class RequestBatcher:
-    """Classifies the rows of concurrent requests, one batch at a time."""
+    """Classifies the rows of concurrent requests, one batch at a time.
+
+    New requests share a batch. The rest of a request with more rows takes turns with new requests, and with the rest of
+    others, so that no request waits longer than for one batch of each.
+    """
 
     n_batches: int = 0  #: Number of batches so far.
-    _pending_requests: deque[PendingRequest] = field(default_factory=deque)
+    _new_requests: deque[PendingRequest] = field(default_factory=deque)
+    _begun_requests: deque[PendingRequest] = field(default_factory=deque)
     #: Seconds per row in the last batch of each network.
     _seconds_per_row: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
     _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
     async def classify(self, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None) -> Classification:
-        """Classify the rows of a request, in one batch with rows of concurrent requests for the model.
+        """Classify the rows of a request, in batches with rows of concurrent requests for the model.
 
-        Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected.
+        Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected. If the caller
+        is cancelled, further rows are not classified.
         """
         result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
-        key = (id(model), rows.x.dtype, threshold)
-        self._pending_requests.append(PendingRequest(model, rows, threshold, result, key))
+        self._new_requests.append(PendingRequest(model, rows, threshold, result))
         if self._task is None:
             self._task = asyncio.create_task(self._classify_pending())
         return await result
 
     async def _classify_pending(self) -> None:
         """Classify batches until no request is pending."""
-        loop, queue = asyncio.get_running_loop(), self._pending_requests
-        while queue:
+        new, begun = self._new_requests, self._begun_requests
+        while new or begun:
             pending = 0
-            while pending < len(queue) < MAX_BATCH_ROWS:  # while requests arrive: one batch is faster than two
-                pending = len(queue)
+            while pending < len(new) < MAX_BATCH_ROWS:  # while requests arrive: one batch is faster than two
+                pending = len(new)
                 for _ in range(2):  # in one turn of the loop a request is read, in the next it is queued
                     await asyncio.sleep(0)
-            batch = [queue.popleft()]
-            rows = len(batch[0].rows.x)
-            while queue and batch[0].batch_key == queue[0].batch_key and rows + len(queue[0].rows.x) <= MAX_BATCH_ROWS:
-                batch.append(queue.popleft())
-                rows += len(batch[-1].rows.x)
-            batch = [item for item in batch if not item.result.done()]  # some may have timed out
-            if not batch:
-                continue
-            started, network = time.perf_counter(), batch[0].model.network
-            if rows * self._seconds_per_row.get(network, 1.0) < MAX_EVENT_LOOP_SECONDS:
-                results = classify_batch(batch)
-            else:
-                results = await loop.run_in_executor(self._executor, classify_batch, batch)
-            self._seconds_per_row[network] = (time.perf_counter() - started) / rows
-            self.n_batches += 1
-            for item, result in zip(batch, results, strict=True):
-                if item.result.done():
-                    continue
-                if isinstance(result, Exception):
-                    item.result.set_exception(result)
-                else:
-                    item.result.set_result(result)
+            for queue in (new, begun):
+                await self._classify_batch(queue)
         self._task = None
 
+    async def _classify_batch(self, queue: deque[PendingRequest]) -> None:
+        """Classify a batch of rows of the first requests in a queue."""
+        batch: list[tuple[PendingRequest, parsing.ParsedRows]] = []
+        left = 0
+        while queue and not (batch and (left == 0 or queue[0].batch_key != batch[0][0].batch_key)):
+            item = queue.popleft()
+            if item.result.done():  # the client has gone, the time is over, or an earlier row is wrong
+                continue
+            if not batch:
+                # A tenth of a second at most, by the speed of the last batch, and as many rows as are worth a batch.
+                speed = self._seconds_per_row.get(item.model.network, 0.0)
+                left = max(MAX_BATCH_ROWS // 8, min(MAX_BATCH_ROWS, int(0.1 / max(speed, 1e-9))))
+            rows = item.take_rows(left)
+            left -= len(rows.x)
+            batch.append((item, rows))
+            if item.n_taken < len(item.rows.x):
+                self._begun_requests.append(item)
+        if not batch:
+            return
+        n_rows, started, network = sum(len(rows.x) for _, rows in batch), time.perf_counter(), batch[0][0].model.network
+        # One batch after the other of a large request would take all time of the event loop.
+        is_short = n_rows * self._seconds_per_row.get(network, 1.0) < MAX_EVENT_LOOP_SECONDS
+        if is_short and queue is self._new_requests:
+            results = classify_batch(batch)
+        else:
+            results = await asyncio.get_running_loop().run_in_executor(self._executor, classify_batch, batch)
+        self._seconds_per_row[network] = (time.perf_counter() - started) / n_rows
+        self.n_batches += 1
+        for (item, _), result in zip(batch, results, strict=True):
+            item.add_part(result)
 
-def classify_batch(batch: list[PendingRequest]) -> list[Classification | Exception]:
-    """Classify the rows of requests in one batch; return, for each request, its result or the exception it causes."""
-    model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
+
+def classify_batch(batch: list[tuple[PendingRequest, parsing.ParsedRows]]) -> list[Classification | Exception]:
+    """Classify rows of requests in one batch; return, for each request, its result or the exception it causes."""
+    request, sizes = batch[0][0], [len(rows.x) for _, rows in batch]
     try:
-        x = np.concatenate([item.rows.x for item in batch])
-        logits = model.predict_logits(x, np.concatenate([item.rows.uninformative_mask for item in batch]))
-        named = predict.format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+        x = np.concatenate([rows.x for _, rows in batch])
+        logits = request.model.predict_logits(x, np.concatenate([rows.uninformative_mask for _, rows in batch]))
+        named = predict.format_predicted_classes(list(map(str, request.model.classes)), logits, request.threshold)
     except UserError as error:
         if len(batch) > 1:
             return [classify_batch([item])[0] for item in batch]
@@ -203,8 +247,8 @@ def classify_batch(batch: list[PendingRequest]) -> list[Classification | Excepti
     return [(named[end - size : end], part) for end, size, part in parts]
 
 
-#: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in threads, so that small ones
-#: do not wait for them.
+#: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in a thread of their own, so
+#: that small ones do not wait for them.
 MAX_EVENT_LOOP_BODY_BYTES = 2**16
 INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
 #: A function of the parameters in the path of a GET request that returns the content of the response.
@@ -216,7 +260,7 @@ class PredictionApi:
 
     def __init__(self, models: dict[str, ReloadableModel], policy: app.AccessPolicy) -> None:
         self.models, self.policy = models, policy
-        self.batcher, self.parsers = RequestBatcher(), ThreadPoolExecutor(2)
+        self.batcher, self.parsers, self.large_parsers = RequestBatcher(), ThreadPoolExecutor(2), ThreadPoolExecutor(1)
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("protonet_requests", "Requests for predictions", ["model", "status"], registry=registry)
         self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
@@ -292,25 +336,28 @@ class PredictionApi:
         query = parse_query(request)
         threshold = get_rejection_threshold(model, query.false_rejection_rate)
         media, body = await parsing.read_upload(request)
-        # Texts and pictures take long.
-        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.column_modalities)
-        if media == app.JSON_TYPE and is_fast:
-            rows = parsing.parse_body(model, media, body)
-        else:
-            loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self.parsers, parsing.parse_body, model, media, body)
-        named, logits = await self.classify(name, model, rows, threshold)
-        probabilities = format_probabilities(logits) if query.return_probabilities else []
-        if "text/csv" in request.headers.get("accept", ""):
-            lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
-            header = predict.format_csv_header(model, spec, [])
-            return Response(header + format_csv(lines), media_type=app.CSV_TYPE)
-        classes = list(map(str, model.classes))
-        predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
-        for prediction, row in zip(predictions, probabilities, strict=False):
-            prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
-        return app.json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
+        fast = media == app.JSON_TYPE and not any(model.column_modalities)  # texts and pictures take long
+        rows = await self.parse(request, body, partial(parsing.parse_body, model, media, body), fast=fast)
+        result = await self.classify(name, model, rows, threshold)
+        spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
+        is_csv = "text/csv" in request.headers.get("accept", "")
+        return await self.answer(rows, partial(format_answer, name, model, spec, result, rows.notes, is_csv=is_csv))
+
+    async def parse(self, request: Request, body: bytes, parse: Callable[[Callable[[], bool]], T], *, fast: bool) -> T:
+        """Parse the body of a request: at once if that takes little time and is ``fast``, else in a thread.
+
+        ``parse`` is called with a function that tells whether the request has ended, so that its result is not needed.
+        """
+        request.scope["ends_with_client"] = True
+        is_large = len(body) > MAX_EVENT_LOOP_BODY_BYTES
+        if fast and not is_large:
+            return parse(lambda: False)
+        has_ended = Event()
+        try:
+            executor = self.large_parsers if is_large else self.parsers
+            return await asyncio.get_running_loop().run_in_executor(executor, parse, has_ended.is_set)
+        finally:
+            has_ended.set()
 
     async def infer(self, request: Request) -> Response:
         """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
@@ -318,13 +365,21 @@ class PredictionApi:
         model = self.get_model_by_name(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = parsing.decode_json(await request.body(), INFER_DECODER)
-        named, logits = await self.classify(name, model, parsing.parse_tensors(model, body.inputs), None)
-        probabilities = [float(value) for row in format_probabilities(logits) for value in row]
-        data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
-        shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
-        outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
-        return app.json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
+        body = await request.body()
+
+        def parse(has_ended: Callable[[], bool]) -> tuple[parsing.InferRequest, parsing.ParsedRows]:
+            decoded = parsing.decode_json(body, INFER_DECODER)
+            return decoded, parsing.parse_tensors(model, decoded.inputs, has_ended)
+
+        decoded, rows = await self.parse(request, body, parse, fast=not any(model.column_modalities))
+        answer = partial(format_infer_answer, name, model, decoded, await self.classify(name, model, rows, None))
+        return await self.answer(rows, answer)
+
+    async def answer(self, rows: parsing.ParsedRows, format_answer: Callable[[], Response]) -> Response:
+        """Format the answer to a request: at once if it has few rows, else in a thread."""
+        if len(rows.x) <= MAX_BATCH_ROWS:
+            return format_answer()
+        return await asyncio.get_running_loop().run_in_executor(self.large_parsers, format_answer)
 
     def get_liveness(self) -> schemas.Live:
         """Check that the process is alive."""
@@ -332,7 +387,7 @@ class PredictionApi:
 
     def get_readiness(self) -> schemas.Ready:
         """Check that the server accepts requests; 503 while it stops."""
-        if self.policy.is_closing:
+        if self.policy.is_stopping:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
         return schemas.Ready()
 
@@ -404,6 +459,40 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
     return handle
 
 
+def format_answer(
+    name: str,
+    model: TablePipeline,
+    spec: predict.PredictionOutputSpec,
+    classification: Classification,
+    notes: list[str],
+    *,
+    is_csv: bool,
+) -> Response:
+    """Format the classes of the rows of a request as CSV, as the command ``predict`` does, or else as JSON."""
+    named, logits = classification
+    probabilities = format_probabilities(logits) if spec.has_all_probabilities else []
+    if is_csv:
+        lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
+        return Response(predict.format_csv_header(model, spec, []) + format_csv(lines), media_type=app.CSV_TYPE)
+    classes = list(map(str, model.classes))
+    predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
+    for prediction, row in zip(predictions, probabilities, strict=False):
+        prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
+    return app.json_response(schemas.PredictResponse(name, predictions, notes or msgspec.UNSET))
+
+
+def format_infer_answer(
+    name: str, model: TablePipeline, request: parsing.InferRequest, classification: Classification
+) -> Response:
+    """Format the classes of the rows of a KServe request as output tensors."""
+    named, logits = classification
+    probabilities = [float(value) for row in format_probabilities(logits) for value in row]
+    data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
+    shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
+    outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
+    return app.json_response(schemas.InferResponse(name, select_outputs(request, outputs), request.id))
+
+
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
     """Select the output tensors that a request names; if it names none, return all of ``outputs``."""
     names = [output.name for output in request.outputs or ()]
@@ -468,6 +557,7 @@ def run(options: ServeOptions) -> None:
         response_timeout_seconds=options.timeout,
         allowed_origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_access_log(options.access_log),
+        drain_seconds=1.0,
     )
     listening = app.open_listening_socket(options.host, options.port)
     status = f"{plural(len(models), 'model')} at"
