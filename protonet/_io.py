@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -47,13 +48,33 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with _lock_folder(path):
         try:
-            with temporary.open("xb") as file:
+            with _open_temporary(temporary) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+                if not temporary.exists():  # the file has no name yet
+                    folder = os.open(path.parent, os.O_RDONLY)
+                    try:  # with a folder, `os.link` follows the link to the open file
+                        source = f"/proc/self/fd/{file.fileno()}"
+                        os.link(source, temporary.name, src_dir_fd=folder, dst_dir_fd=folder)
+                    finally:
+                        os.close(folder)
             temporary.replace(path)
+        except OSError as error:  # a full disk, for example, is an error without a name of a file
+            if error.filename is None:
+                error.errno, error.strerror = error.errno or errno.EIO, error.strerror or str(error)
+                error.filename = str(path)
+            raise
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _open_temporary(path: Path) -> BinaryIO:
+    """Open a new file: if the system can, one without a name, of which nothing is left if the process is killed."""
+    if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
+        with suppress(OSError):  # not supported by every file system
+            return os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    return path.open("x+b")
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:

@@ -176,6 +176,7 @@ class RequestMiddleware:
         self.policy.running_requests.add(end)
         error: Exception | None = None
         try:
+            check_repeated_headers(scope["headers"])
             await self.app(scope, receive, respond)
         except asyncio.CancelledError:
             if not end_line:
@@ -204,6 +205,14 @@ class RequestMiddleware:
                 "seconds": round(seconds, 6),
             }
             self.policy.access_log.write(msgspec.json.encode(entry).decode() + "\n")
+
+
+def check_repeated_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise an HTTPException if a header that decides on a request is repeated: a proxy may have read the other one."""
+    names = [name for name, _ in headers]
+    for name in (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding"):
+        if names.count(name) > 1:
+            raise HTTPException(400, f"`{name.decode().title()}` must be given once; got it {names.count(name)} times.")
 
 
 @dataclass
@@ -270,7 +279,8 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, UserError):
         status, line = 400, str(error)
     elif isinstance(error, OSError):
-        status, line = 507, f"The disk must take what is written; got {error.strerror or type(error).__name__}."
+        got = f"{error.strerror or type(error).__name__} for {to_printable(error.filename or 'a temporary file')}"
+        status, line = 507, f"The disk must take what is written; got {got}."
     else:
         line = write_bug_report("protonet", error)
         print(line, file=sys.stderr)

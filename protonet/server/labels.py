@@ -101,8 +101,9 @@ class LabelFile:
             while written < len(line):  # short writes of a nearly full disk
                 written += os.write(self._file, line[written:])
             os.fsync(self._file)
-        except OSError:  # remove an incomplete line
+        except OSError as error:  # remove an incomplete line
             os.ftruncate(self._file, end)
+            error.filename = str(self.path)
             raise
 
     def replace_rows(self, rows: Sequence[list[str]]) -> None:

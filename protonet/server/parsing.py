@@ -10,6 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
+import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,12 +50,13 @@ BODY_SUFFIXES = {
 MULTIPART_TYPE = "multipart/form-data"
 #: Format of the position of a row in messages.
 ROW_POSITION_FORMAT = "row {} (counted from 0)"
-#: Python types that the JSON elements of a tensor may have, by the tensor's data type in KServe's protocol.
-KSERVE_DATATYPES: dict[str, tuple[type, ...]] = {
-    "BOOL": (bool,),
-    "BYTES": (str,),
-    **{f"{kind}{bits}": (int, float) for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)},
-    **dict.fromkeys(("FP32", "FP64"), (int, float)),
+#: For each data type of tensors in KServe's protocol, the Python types of its JSON elements, and its NumPy type.
+KSERVE_DATATYPES: dict[str, tuple[tuple[type, ...], np.dtype[Any]]] = {
+    "BOOL": ((bool,), np.dtype("?")),
+    "BYTES": ((str,), np.dtype(object)),
+    **{f"INT{8 * size}": ((int,), np.dtype(f"<i{size}")) for size in (1, 2, 4, 8)},
+    **{f"UINT{8 * size}": ((int,), np.dtype(f"<u{size}")) for size in (1, 2, 4, 8)},
+    **{f"FP{8 * size}": ((int, float), np.dtype(f"<f{size}")) for size in (4, 8)},
 }
 
 #: A cell of a row in JSON; None is a missing value.
@@ -63,19 +66,22 @@ JsonRow = list[JsonCell] | dict[str, JsonCell]
 T = TypeVar("T")
 
 
-class PredictRequest(msgspec.Struct):
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for predictions. Each row is a list of cells, or an object of cells by column name (see `JsonRow`)."""
 
     rows: list[JsonRow]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
-    """A tensor of KServe's protocol; ``data`` is a flat list, or has nested lists that follow ``shape``."""
+    """A tensor of KServe's protocol; ``data`` is a flat list, or has nested lists that follow ``shape``.
+
+    In the extension for binary data, ``data`` is absent, and the parameter "binary_data_size" is its number of bytes.
+    """
 
     name: str
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
     datatype: str
-    data: list[Any]
+    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
     parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -284,17 +290,76 @@ def parse_tensors(
     return encode_columns(model, list(map(cells_to_column, columns)), has_ended)
 
 
+INFER_DECODER = msgspec.json.Decoder(InferRequest)
+
+
+def decode_infer_request(body: bytes, json_size: str | None) -> InferRequest:
+    """Decode the body of a KServe request: JSON, which the data of its binary tensors may follow, in their order.
+
+    ``json_size`` is the header ``Inference-Header-Content-Length``, the number of bytes of the JSON; None for all.
+
+    Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+    """
+    size = len(body) if json_size is None else int(json_size) if re.fullmatch(r"[0-9]{1,12}", json_size) else -1
+    if not 0 <= size <= len(body):
+        must = "be the number of bytes of the JSON in the body"
+        raise_input_error("inference-header-content-length", must, to_printable(str(json_size))[:20], "Correct it.")
+    request, data = decode_json(body[:size], INFER_DECODER), body[size:]
+    for tensor in request.inputs:
+        n_bytes = None if tensor.parameters is msgspec.UNSET else tensor.parameters.get("binary_data_size")
+        if n_bytes is None and tensor.data is not msgspec.UNSET:
+            continue
+        if type(n_bytes) is not int or not 0 <= n_bytes <= len(data) or tensor.data is not msgspec.UNSET:
+            got, remedy = to_printable(tensor.name)[:40], "Send one of both."
+            raise_input_error("inputs", "each have data, or binary_data_size bytes after the JSON", got, remedy)
+        tensor.data, data = decode_binary_tensor(tensor, data[:n_bytes]), data[n_bytes:]
+    if data:
+        raise_input_error("body", "end with the data of its binary tensors", f"{len(data)} bytes more", "Correct it.")
+    return request
+
+
+def decode_binary_tensor(tensor: Tensor, data: bytes) -> list[JsonCell]:
+    """Decode the elements of a binary tensor: numbers in little endian, or texts after their number of bytes."""
+    _, dtype = KSERVE_DATATYPES.get(tensor.datatype, ((), np.dtype(object)))
+    try:
+        if dtype.kind != "O":
+            return list(np.frombuffer(data, dtype).tolist())
+        texts, start = list[JsonCell](), 0
+        while start < len(data):
+            (n,) = struct.unpack_from("<I", data, start)
+            text = data[start + 4 : start + 4 + n]
+            start += 4 + n
+            if start > len(data):
+                raise ValueError("a text is cut off")
+            texts.append(text.decode())
+        return texts
+    except (ValueError, struct.error) as error:
+        got = f"{to_printable(str(error))[:60]} in {to_printable(tensor.name)[:40]}"
+        return raise_input_error("body", f"hold {to_printable(tensor.datatype)[:20]} data", got, "Correct it.")
+
+
+def encode_binary_tensor(tensor: Tensor) -> bytes:
+    """Encode the elements of a tensor of numbers or texts; the inverse of `decode_binary_tensor`."""
+    _, dtype = KSERVE_DATATYPES[tensor.datatype]
+    if dtype.kind != "O":
+        return np.array(tensor.data, dtype).tobytes()
+    texts = [text.encode() for text in tensor.data or ()]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
 def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
     """Return the elements of a tensor as a flat list; raise an InputError if they contradict its data type or shape."""
-    kinds = KSERVE_DATATYPES.get(tensor.datatype)
-    if kinds is None:
+    if tensor.datatype not in KSERVE_DATATYPES:
         got = to_printable(tensor.datatype)[:20]
         raise_input_error("datatype", f"be one of {', '.join(KSERVE_DATATYPES)}", got, "Convert the tensor.")
-    data = tensor.data
+    (kinds, dtype), data = KSERVE_DATATYPES[tensor.datatype], list(tensor.data or ())
     for _ in tensor.shape:
         if data and all(isinstance(item, list) for item in data):
             data = [cell for item in data for cell in item]
     wrong = [cell for cell in data if cell is not None and type(cell) not in kinds]
+    if dtype.kind in "iu" and not wrong:
+        range_ = np.iinfo(dtype)
+        wrong = [cell for cell in data if cell is not None and not range_.min <= cell <= range_.max]
     size = math.prod(tensor.shape) if len(tensor.shape) in {1, 2} else -1
     if size != len(data) or wrong or tensor.shape[0] > MAX_REQUEST_ROWS:
         got = f"{len(data)} elements" + (f", such as {to_printable(wrong[0])[:20]!r}" if wrong else "")

@@ -45,6 +45,8 @@ from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
 T = TypeVar("T")
+#: The version of each model in KServe's protocol: the file that was loaded last.
+MODEL_VERSION = "1"
 #: Number of seconds between two checks whether model files were replaced.
 RELOAD_CHECK_SECONDS = 0.25
 
@@ -250,7 +252,6 @@ def classify_batch(batch: list[tuple[PendingRequest, parsing.ParsedRows]]) -> li
 #: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in a thread of their own, so
 #: that small ones do not wait for them.
 MAX_EVENT_LOOP_BODY_BYTES = 2**16
-INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
 #: A function of the parameters in the path of a GET request that returns the content of the response.
 GetHandler = Callable[..., msgspec.Struct | str]
 
@@ -274,7 +275,13 @@ class PredictionApi:
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
+            Route("/v2/models/{name}/versions/{version}/infer", self.infer, methods=["POST"]),
             *(Route(path, make_handler(read)) for path, read in self.documented_handlers.items()),
+            *(
+                Route(path.replace("{name}", "{name}/versions/{version}"), make_handler(read))
+                for path, read in self.documented_handlers.items()
+                if path.startswith("/v2/models/")
+            ),
             Route("/openapi.json", make_handler(self.get_openapi)),
             Route("/docs", make_handler(self.show_documentation)),
             Route("/", make_handler(self.show_overview)),
@@ -294,6 +301,7 @@ class PredictionApi:
             "/v2/health/live": self.get_liveness,
             "/v2/health/ready": self.get_readiness,
             "/v2/models/{name}": self.get_model_metadata,
+            "/v2/models/{name}/config": self.get_model_config,
             "/v2/models/{name}/ready": self.get_model_readiness,
         }
 
@@ -363,12 +371,11 @@ class PredictionApi:
         """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
         name = request.path_params["name"]
         model = self.get_model_by_name(name).model
-        if "inference-header-content-length" in request.headers:
-            raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = await request.body()
+        self.check_version(request.path_params.get("version", MODEL_VERSION))
+        body, json_size = await request.body(), request.headers.get("inference-header-content-length")
 
         def parse(has_ended: Callable[[], bool]) -> tuple[parsing.InferRequest, parsing.ParsedRows]:
-            decoded = parsing.decode_json(body, INFER_DECODER)
+            decoded = parsing.decode_infer_request(body, json_size)
             return decoded, parsing.parse_tensors(model, decoded.inputs, has_ended)
 
         decoded, rows = await self.parse(request, body, parse, fast=not any(model.column_modalities))
@@ -415,17 +422,37 @@ class PredictionApi:
 
     def get_server_metadata(self) -> schemas.ServerMetadata:
         """Describe the server (KServe)."""
-        return schemas.ServerMetadata("protonet", schemas.SERVER_VERSION, [])
+        extensions = ["binary_tensor_data", "model_configuration"]
+        return schemas.ServerMetadata("protonet", schemas.SERVER_VERSION, extensions)
 
-    def get_model_metadata(self, name: str) -> schemas.ModelMetadata:
+    def check_version(self, version: str) -> None:
+        """Raise an HTTPException unless a version of a model exists: a file has one version."""
+        if version != MODEL_VERSION:
+            raise HTTPException(404, f"`version` must be {MODEL_VERSION}; got {to_printable(version)[:20]!r}.")
+
+    def get_model_metadata(self, name: str, version: str = MODEL_VERSION) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
+        self.check_version(version)
         model = self.get_model_by_name(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
         outputs = list(map(schemas.TensorMetadata, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values()))
-        return schemas.ModelMetadata(name, "protonet", schemas.list_input_tensors(model), outputs)
+        return schemas.ModelMetadata(name, [MODEL_VERSION], "protonet", schemas.list_input_tensors(model), outputs)
 
-    def get_model_readiness(self, name: str) -> schemas.Ready:
+    def get_model_config(self, name: str, version: str = MODEL_VERSION) -> schemas.ModelConfig:
+        """Describe the configuration of a model (KServe's extension by Triton)."""
+        metadata = self.get_model_metadata(name, version)
+        inputs, outputs = (
+            [
+                schemas.TensorConfig(tensor.name, schemas.CONFIG_DATATYPES[tensor.datatype], tensor.shape)
+                for tensor in part
+            ]
+            for part in (metadata.inputs, metadata.outputs)
+        )
+        return schemas.ModelConfig(name, metadata.platform, 0, inputs, outputs)
+
+    def get_model_readiness(self, name: str, version: str = MODEL_VERSION) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
+        self.check_version(version)
         self.get_model_by_name(name)
         return self.get_readiness()
 
@@ -490,7 +517,25 @@ def format_infer_answer(
     data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
     shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
     outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
-    return app.json_response(schemas.InferResponse(name, select_outputs(request, outputs), request.id))
+    outputs, binary = select_outputs(request, outputs), b""
+    by_default = get_parameter(request, "binary_data_output")
+    requested = {output.name: get_parameter(output, "binary_data", by_default) for output in request.outputs or ()}
+    for output in outputs:
+        if requested.get(output.name, by_default) is True:
+            content = parsing.encode_binary_tensor(output)
+            output.data, output.parameters = msgspec.UNSET, {"binary_data_size": len(content)}
+            binary += content
+    response = schemas.InferResponse(name, outputs, request.id, MODEL_VERSION)
+    if not binary:
+        return app.json_response(response)
+    head = msgspec.json.encode(response)
+    headers = {"inference-header-content-length": str(len(head))}
+    return Response(head + binary, headers=headers, media_type="application/octet-stream")
+
+
+def get_parameter(item: parsing.InferRequest | parsing.OutputName, name: str, default: object = None) -> object:
+    """Return a parameter of a KServe request, or of an output that it names."""
+    return default if item.parameters is msgspec.UNSET else item.parameters.get(name, default)
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
