@@ -105,6 +105,7 @@ class LabelApi:
     def create_app(self) -> ASGIApp:
         """Create the ASGI application that serves the page and its API."""
         queue = self.queue
+        self.jobs.on_end = self.start_due_job  # labels may have been given during the job
         changes: dict[str, Callable[[ActionRequest], object]] = {
             "next": lambda action: None,
             "label": lambda action: queue.label_row(
@@ -120,6 +121,7 @@ class LabelApi:
                 action.tab, self.get_rows(action), action.class_name, action.labeller
             ),
             "rename": lambda action: queue.rename_class(action.old_name or "", action.class_name or ""),
+            "undo_rename": lambda action: queue.undo_rename(action.old_name or "", action.class_name or ""),
         }
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
         posts |= {"leave": self.close_tab, "rows": self.list_rows, "columns": self.set_column_role}
@@ -148,13 +150,17 @@ class LabelApi:
             if similar is not None and (action.old_name is None or similar != action.old_name):
                 return {"similar": similar}
             change(action)
-            n_labelled = len(self.queue.session.labelled)
-            if n_labelled >= self.jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
-                self.start_job_on_labels("results")
+            self.start_due_job()
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.suggest_row(action.tab) | self.describe_accuracy() | label
 
         return respond
+
+    def start_due_job(self) -> None:
+        """Compute the accuracy again if there are enough new labels since the last time, and no job is running."""
+        n_labelled = len(self.queue.session.labelled)
+        if n_labelled >= self.jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
+            self.start_job_on_labels("results")
 
     def start_job_on_labels(self, kind: Literal["results", "export"]) -> None:
         """Start a job, "results" or "export", on the labelled rows, except rows whose pictures no longer exist."""

@@ -68,6 +68,8 @@ class LabelQueue:
     n_changes: int = 0  #: Number of changes of labels or features since the start.
     missing_pictures: dict[int, str] = field(default_factory=dict)  #: Paths of lost pictures, by row index.
     _leases: dict[str, RowLease] = field(default_factory=dict)
+    #: Each renaming since the start: old and new name, index of the old one, rows that were merged (None for no merge).
+    _renames: list[tuple[str, str, int, set[int] | None]] = field(default_factory=list)
     _suggestions: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _has_changed: threading.Event = field(default_factory=threading.Event)
@@ -208,12 +210,36 @@ class LabelQueue:
         if old == new:
             return
         with self._lock:
+            merged, renamed = new in names, {row for row, name in session.labels.items() if name == old}
             rows = [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
             session.label_file.replace_rows(rows)
-            merged = new in names
+            self._renames.append((old, new, names.index(old), renamed if merged else None))
             names[:] = [new if name == old else name for name in names if not (merged and name == old)]
             if merged:  # the indices of the classes have changed
                 self._reset_network()
+        self._wake_fit_thread(None)
+
+    def undo_rename(self, old: str, new: str) -> None:
+        """Undo the last renaming of class ``old`` to ``new``; after a merge, rows with another label by now keep it.
+
+        Raises an HTTPException if there was no such renaming since the start.
+        """
+        session, names = self.session, self.session.names
+        index = next((at for at, entry in reversed([*enumerate(self._renames)]) if entry[:2] == (old, new)), None)
+        if index is None or new not in names:
+            raise HTTPException(409, f"`old` must be a class that was renamed; got {to_printable(old)[:40]!r}.")
+        with self._lock:
+            *_, place, merged_rows = self._renames.pop(index)
+            lines = zip(session.labelled, session.label_file.rows, strict=True)
+            is_old = [name == new and (merged_rows is None or row in merged_rows) for row, (*_, name) in lines]
+            rows = [
+                [*cells, old if back else name]
+                for back, (*cells, name) in zip(is_old, session.label_file.rows, strict=True)
+            ]
+            session.label_file.replace_rows(rows)
+            others = [name for name in names if name != old and (merged_rows is not None or name != new)]
+            names[:] = [*others[:place], old, *others[place:]]
+            self._reset_network()
         self._wake_fit_thread(None)
 
     def release_row(self, client: str) -> None:
@@ -387,6 +413,8 @@ class LabelQueue:
         """Return the network and the table; if no network is fitted, raise an HTTPException that names ``purpose``."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
+        if network is None and len({*self.session.labels.values()}) > 1:  # classes or columns have just been changed
+            raise HTTPException(409, "The model is being fitted. Try again in a few seconds.", {"retry-after": "1"})
         if network is None:
             raise HTTPException(409, f"`{purpose}` needs labels of two classes. Label more rows.")
         return network, rows
