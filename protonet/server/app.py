@@ -10,7 +10,6 @@ import errno
 import gc
 import hmac
 import logging
-import os
 import re
 import secrets
 import signal
@@ -18,12 +17,11 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TextIO
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 import httptools
 import msgspec
@@ -40,6 +38,7 @@ from uvicorn.server import ServerState
 
 from protonet._text import plural, to_printable
 from protonet.errors import UserError, raise_input_error
+from protonet.server.access import AccessPolicy
 from protonet.ui.command_line import write_bug_report
 
 #: Headers of every response.
@@ -53,10 +52,6 @@ RESPONSE_HEADERS = [
 POLICY_HEADER, NO_CONTENT_POLICY = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
 #: Media types of bodies.
 JSON_TYPE, HTML_TYPE, CSV_TYPE = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
-#: Names of this machine, which every server accepts in the header ``Host``.
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
-#: Environment variables of the access token, and of a second one, which is accepted while clients move to a new token.
-TOKEN_VARIABLES = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
 TOKEN_FREE_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 #: Error messages that replace those of Starlette, by HTTP status.
@@ -73,46 +68,6 @@ class Error(msgspec.Struct):
     """The body of every error response."""
 
     error: str
-
-
-@dataclass
-class AccessPolicy:
-    """The rules of access to a server, its limits on requests, and the number of active requests."""
-
-    tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
-    allowed_hosts: Collection[str]
-    """Accepted values of the header ``Host``; other values are rejected against DNS rebinding."""
-    max_body_bytes: int  #: Maximal number of bytes of a request's body.
-    max_requests: int = 128  #: Maximal number of requests that are answered at a time.
-    response_timeout_seconds: float = 30.0  #: Maximal number of seconds until a response is ready.
-    allowed_origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
-    access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
-    is_token_printed: bool = False  #: Whether the printed address has the token, because the token is random.
-    #: Seconds after SIGTERM in which connections are accepted, while ``/readyz`` answers 503.
-    drain_seconds: float = 0.0
-    n_active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
-    #: Functions that end the requests that are being answered with an error, given its message.
-    running_requests: set[Callable[[str], None]] = field(default_factory=set, init=False)
-    is_stopping: bool = field(default=False, init=False)  #: Whether the server is about to stop, and thus not ready.
-    is_closing: bool = field(default=False, init=False)  #: Whether it also closes each connection after the response.
-
-    @property
-    def address_query(self) -> str:
-        """The query part of the printed address: the token if it is printed, otherwise empty."""
-        return f"?token={quote(self.tokens[0], safe='')}" if self.is_token_printed else ""
-
-
-def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: int) -> AccessPolicy:
-    """Make the access policy of a server that listens on ``host`` and also accepts the host names ``allowed_hosts``.
-
-    The tokens come from the environment variables `TOKEN_VARIABLES`; if both are empty, a random token is generated.
-    """
-    for name in allowed_hosts:
-        if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
-            raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
-    tokens = [token for token in map(os.environ.get, TOKEN_VARIABLES) if token]
-    hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *allowed_hosts)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body_bytes, is_token_printed=not tokens)
 
 
 def create_app(
@@ -172,7 +127,7 @@ class RequestMiddleware:
         loop, timeout = asyncio.get_running_loop(), self.policy.response_timeout_seconds
         line = f"The answer must be ready within {timeout:g} s; it was not. Send less, or later."
         timer = loop.call_later(timeout, end, line)  # `wait_for` takes a task more
-        scope["end"] = end
+        scope["end"] = end  # for `LimitedProtocol.connection_lost`
         self.policy.running_requests.add(end)
         error: Exception | None = None
         try:
@@ -394,8 +349,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove a closed connection from the idle ones, and end its request if only the client needed the answer."""
         self.server_state.idle.pop(self, None)
-        if self.cycle is not None and not self.cycle.response_complete and "ends_with_client" in self.cycle.scope:
-            self.cycle.scope["end"]("The client has closed the connection.")
+        if self.cycle is not None and not self.cycle.response_complete:
+            scope: Scope = {**self.cycle.scope}
+            if "ends_with_client" in scope:
+                scope["end"]("The client has closed the connection.")
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -511,7 +468,7 @@ def run_server(app: ASGIApp, policy: AccessPolicy, listening_socket: socket.sock
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=0.5,  # after `Server.shutdown` has waited
+        timeout_graceful_shutdown=1,  # after `Server.shutdown` has waited
     )
     host, port = listening_socket.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host

@@ -26,6 +26,7 @@ from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.server import app
+from protonet.server.access import AccessPolicy, make_access_policy
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
@@ -95,7 +96,7 @@ class LabelApi:
 
     queue: LabelQueue
     jobs: JobRunner
-    policy: app.AccessPolicy
+    policy: AccessPolicy
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TableToLabel] | None
     uploads: UploadedRows
@@ -388,7 +389,7 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = app.make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
     policy.response_timeout_seconds = 120.0
     listening = app.open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)

@@ -68,8 +68,6 @@ class LabelQueue:
     n_changes: int = 0  #: Number of changes of labels or features since the start.
     missing_pictures: dict[int, str] = field(default_factory=dict)  #: Paths of lost pictures, by row index.
     _leases: dict[str, RowLease] = field(default_factory=dict)
-    #: Each renaming since the start: old and new name, index of the old one, rows that were merged (None for no merge).
-    _renames: list[tuple[str, str, int, set[int] | None]] = field(default_factory=list)
     _suggestions: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _has_changed: threading.Event = field(default_factory=threading.Event)
@@ -210,12 +208,7 @@ class LabelQueue:
         if old == new:
             return
         with self._lock:
-            merged, renamed = new in names, {row for row, name in session.labels.items() if name == old}
-            rows = [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
-            session.label_file.replace_rows(rows)
-            self._renames.append((old, new, names.index(old), renamed if merged else None))
-            names[:] = [new if name == old else name for name in names if not (merged and name == old)]
-            if merged:  # the indices of the classes have changed
+            if session.rename_class(old, new):  # a merge, after which the indices of the classes have changed
                 self._reset_network()
         self._wake_fit_thread(None)
 
@@ -224,21 +217,9 @@ class LabelQueue:
 
         Raises an HTTPException if there was no such renaming since the start.
         """
-        session, names = self.session, self.session.names
-        index = next((at for at, entry in reversed([*enumerate(self._renames)]) if entry[:2] == (old, new)), None)
-        if index is None or new not in names:
-            raise HTTPException(409, f"`old` must be a class that was renamed; got {to_printable(old)[:40]!r}.")
         with self._lock:
-            *_, place, merged_rows = self._renames.pop(index)
-            lines = zip(session.labelled, session.label_file.rows, strict=True)
-            is_old = [name == new and (merged_rows is None or row in merged_rows) for row, (*_, name) in lines]
-            rows = [
-                [*cells, old if back else name]
-                for back, (*cells, name) in zip(is_old, session.label_file.rows, strict=True)
-            ]
-            session.label_file.replace_rows(rows)
-            others = [name for name in names if name != old and (merged_rows is not None or name != new)]
-            names[:] = [*others[:place], old, *others[place:]]
+            if not self.session.undo_rename(old, new):
+                raise HTTPException(409, f"`old` must be a class that was renamed; got {to_printable(old)[:40]!r}.")
             self._reset_network()
         self._wake_fit_thread(None)
 

@@ -228,6 +228,8 @@ class LabelSession:
         self.rows, self.cells, self.classes, self.label_file = rows, cells, classes, label_file
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
+        # Each renaming since the start: old and new name, index of the old one, and, after a merge, its rows.
+        self._renames: list[tuple[str, str, int, set[int] | None]] = []
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
         self._refits = model is None
         rows_of: dict[tuple[str, ...], list[int]] = {}
@@ -313,6 +315,32 @@ class LabelSession:
         self.label_file.replace_rows(rows)
         if name is None:
             del self.labelled[at]
+
+    def rename_class(self, old: str, new: str) -> bool:
+        """Rename a class in all labels; if the new name is a class, merge the two; return whether they were merged."""
+        merged, names, labels = new in self.names, self.names, self.labels
+        self._set_names([new if name == old else name for name in labels.values()])
+        rows = {row for row, name in labels.items() if name == old} if merged else None
+        self._renames.append((old, new, names.index(old), rows))
+        names[:] = [new if name == old else name for name in names if not (merged and name == old)]
+        return merged
+
+    def undo_rename(self, old: str, new: str) -> bool:
+        """Undo the last renaming of class ``old`` to ``new``; return False if there was none, or ``new`` is gone."""
+        index = next((at for at, entry in reversed([*enumerate(self._renames)]) if entry[:2] == (old, new)), None)
+        if index is None or new not in self.names:
+            return False
+        *_, place, merged_rows = self._renames.pop(index)
+        is_old = [name == new and (merged_rows is None or row in merged_rows) for row, name in self.labels.items()]
+        self._set_names([old if back else name for back, name in zip(is_old, self.labels.values(), strict=True)])
+        others = [name for name in self.names if name != old and (merged_rows is not None or name != new)]
+        self.names[:] = [*others[:place], old, *others[place:]]
+        return True
+
+    def _set_names(self, names: Sequence[str]) -> None:
+        """Replace the label of each row in the file."""
+        lines = zip(self.label_file.rows, names, strict=True)
+        self.label_file.replace_rows([[*cells, name] for (*cells, _), name in lines])
 
 
 @torch.no_grad()

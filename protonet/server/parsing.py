@@ -248,7 +248,7 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], has_end
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {index}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
-    columns = [cells_to_column([row[index] for row in rows]) for index in range(width)]
+    columns = [cells_to_column([row[index] for row in rows]) for index in range(width)]  # type: ignore[index]
     if not any(pictures):  # a temporary folder would take most of the time of a request
         return encode_columns(model, columns, has_ended)
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):

@@ -275,8 +275,8 @@ def test_fourteen_classes_are_told_apart_merged_and_split_again(chromium: Browse
         assert sum(line[-1] == names[0] for line in read_answers(tmp_path / "out.csv")) == 6
         chromium.ask("document.getElementById('undo-rename').click()")
         chromium.wait("document.getElementById('renamed').textContent.endsWith('is a class again.')")
-        labels = [line[-1] for line in read_answers(tmp_path / "out.csv")]
-        assert (labels.count(names[0]), labels.count(names[1])) == (3, 3)
+        given = [line[-1] for line in read_answers(tmp_path / "out.csv")]
+        assert (given.count(names[0]), given.count(names[1])) == (3, 3)
         # Results are those of all labels, and the classes have different colours or shapes.
         chromium.ask("document.getElementById('to-results').click()")
         tiles = "[...document.querySelectorAll('#tiles dd')].map((each) => each.textContent)"

@@ -30,9 +30,10 @@ from starlette.types import ASGIApp, Message
 
 from protonet import InputError
 from protonet.pipeline import TablePipeline
-from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_access_policy
+from protonet.server.access import AccessPolicy, make_access_policy
+from protonet.server.app import MAX_CONNECTIONS, create_app
+from protonet.server.batches import RequestBatcher
 from protonet.server.parsing import ParsedRows
-from protonet.server.prediction_api import RequestBatcher
 from tests.commands.cases import FAST, Run, do
 from tests.commands.servers import TOKEN, Server, ask_until_refused, make_requests, start
 from tests.strategies import blobs
@@ -613,12 +614,12 @@ def test_kserve_binary_tensors_versions_and_configuration(server: Server, folder
                 texts = [len(text).to_bytes(4, "little") + text.encode() for text in full["data"]]
                 assert data == b"".join(texts)
         assert rest == b""
-    size, city = np.array([1.5], "<f8").tobytes(), (4).to_bytes(4, "little") + b"Rome"
+    number, city = np.array([1.5], "<f8").tobytes(), (4).to_bytes(4, "little") + b"Rome"
     columns = [
         {"name": "size", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}},
         {"name": "city", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 8}},
     ]
-    status, content, _ = infer("mixed", {"inputs": columns}, size, city)
+    status, content, _ = infer("mixed", {"inputs": columns}, number, city)
     (label, *_) = json.loads(content)["outputs"]
     assert label["data"] == [post(server, "mixed", '[[1.5, "Rome"]]', JSON)[0]["class"]]
     for head, data, length, line in (

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from protonet.pipeline import TablePipeline
+from protonet.server.batches import MAX_BATCH_ROWS, RequestBatcher
 from protonet.server.parsing import ParsedRows
-from protonet.server.prediction_api import MAX_BATCH_ROWS, RequestBatcher
 from tests.commands.cases import fit_model
 from tests.commands.servers import TOKEN, Server, start
 
