@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -47,13 +48,84 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with _lock_folder(path):
         try:
-            with temporary.open("xb") as file:
+            with _open_temporary(temporary) as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
+                if not temporary.exists():  # the file has no name yet
+                    folder = os.open(path.parent, os.O_RDONLY)
+                    try:  # with a folder, `os.link` follows the link to the open file
+                        source = f"/proc/self/fd/{file.fileno()}"
+                        os.link(source, temporary.name, src_dir_fd=folder, dst_dir_fd=folder)
+                    finally:
+                        os.close(folder)
             temporary.replace(path)
+        except OSError as error:  # a full disk, for example, is an error without a name of a file
+            if error.filename is None:
+                error.errno, error.strerror = error.errno or errno.EIO, error.strerror or str(error)
+                error.filename = str(path)
+            raise
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _open_temporary(path: Path) -> BinaryIO:
+    """Open a new file: if the system can, one without a name, of which nothing is left if the process is killed."""
+    if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
+        with suppress(OSError):  # not supported by every file system
+            return os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+    return path.open("x+b")
+
+
+def read_stamp(path: Path) -> tuple[int, ...]:
+    """Return inode, modification time and size of a file, which change if it is replaced; () if there is no file."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def open_locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool) -> int:
+    """Open a file that is read, changed and replaced, and lock it against other processes that do the same.
+
+    The lock ends when the file descriptor is closed, or the process is killed. File systems without locks give none.
+
+    Args:
+        path: The file. It is itself locked, so that no other file is left behind.
+        flags: Flags of `os.open`.
+        wait: Whether to wait for a process that has locked the file.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        BlockingIOError: Another process has locked the file, and ``wait`` is False.
+        OSError: The file cannot be opened.
+    """
+    while True:
+        file = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            lock_open_file(file, wait=wait)
+            # Another process may have replaced the file before it unlocked the old one.
+            if sys.platform == "win32" or os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def lock_open_file(file: int, *, wait: bool) -> None:
+    """Lock a file descriptor, if the file system has locks; see `open_locked`."""
+    if sys.platform == "win32":  # an open file cannot be replaced there
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def write_text(path: str | Path, text: str) -> None:

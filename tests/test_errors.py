@@ -166,6 +166,24 @@ def test_a_killed_writer_leaves_a_complete_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="only Linux has files without a name")
+def test_a_killed_writer_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for delay in (0, 0.002, 0.005):
+        process = start(path)
+        time.sleep(delay)
+        kill(process)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    def write(file: BinaryIO) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/x'$"):
+        write_atomically(tmp_path / "x", write)
+
+
 def test_leftover_temporary_files_are_removed_unless_a_writer_is_active(tmp_path: Path) -> None:
     path, mine = tmp_path / "x", tmp_path / "x.tmp"
     left = tmp_path / ".x.0123abcd.tmp"

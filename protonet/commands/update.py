@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import write_text
+from protonet._io import open_locked, read_stamp, write_text
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.data import get_label_column, load_pipeline, read_cells, read_labelled_rows, read_table_to_label
 from protonet.commands.options import N_DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
@@ -19,6 +21,7 @@ from protonet.commands.rows import (
     warn_contradictory_labels,
 )
 from protonet.embeddings.pictures.reading import is_picture_path
+from protonet.errors import raise_input_error
 from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
@@ -55,9 +58,26 @@ def run_suggest(options: SuggestOptions) -> None:
 
 
 def run(options: UpdateOptions) -> None:
-    """Run ``update``: add labelled rows to a model, write it, and print the change of accuracy on held-out rows."""
+    """Run ``update``; updates that replace the same model file run one after the other, so that none is lost."""
+    output = options.output or options.model
+    if not options.model.is_file() or output.resolve() != options.model.resolve():
+        update_model(options, output)
+        return
+    lock = open_locked(options.model, wait=True)
+    try:
+        update_model(options, check_output_path("model", output), is_replaced=True)
+    finally:
+        os.close(lock)
+
+
+def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = False) -> None:
+    """Add labelled rows to a model, write it to ``output``, and print the change of accuracy on held-out rows.
+
+    With ``is_replaced``, ``output`` is the file of the model itself. Another command may write it meanwhile, such as a
+    ``fit``, which needs no lock: its result is not overwritten.
+    """
+    stamp = read_stamp(options.model)
     model = load_pipeline(options, options.model, options.table, for_update=True)
-    output = options.output or check_output_path("model", options.model)
     table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     informative = np.flatnonzero(~empty).tolist()
@@ -79,6 +99,9 @@ def run(options: UpdateOptions) -> None:
     earlier = torch.isin(hashes, model.training_hashes)
     if old is not None:
         earlier |= is_held_out_row(old, torch.from_numpy(x))
+    if is_replaced and read_stamp(options.model) != stamp:
+        remedy = "Another command has written it: run this one again."
+        raise_input_error("model", "stay the same during the update", f"another file {options.model}", remedy)
     updated.save(output)
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""

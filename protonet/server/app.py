@@ -10,7 +10,6 @@ import errno
 import gc
 import hmac
 import logging
-import os
 import re
 import secrets
 import signal
@@ -18,12 +17,11 @@ import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TextIO
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 import httptools
 import msgspec
@@ -38,8 +36,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from protonet._text import to_printable
+from protonet._text import plural, to_printable
 from protonet.errors import UserError, raise_input_error
+from protonet.server.access import AccessPolicy
 from protonet.ui.command_line import write_bug_report
 
 #: Headers of every response.
@@ -53,10 +52,6 @@ RESPONSE_HEADERS = [
 POLICY_HEADER, NO_CONTENT_POLICY = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
 #: Media types of bodies.
 JSON_TYPE, HTML_TYPE, CSV_TYPE = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
-#: Names of this machine, which every server accepts in the header ``Host``.
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
-#: Environment variables of the access token, and of a second one, which is accepted while clients move to a new token.
-TOKEN_VARIABLES = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
 TOKEN_FREE_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 #: Error messages that replace those of Starlette, by HTTP status.
@@ -73,41 +68,6 @@ class Error(msgspec.Struct):
     """The body of every error response."""
 
     error: str
-
-
-@dataclass
-class AccessPolicy:
-    """The rules of access to a server, its limits on requests, and the number of active requests."""
-
-    tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
-    allowed_hosts: Collection[str]
-    """Accepted values of the header ``Host``; other values are rejected against DNS rebinding."""
-    max_body_bytes: int  #: Maximal number of bytes of a request's body.
-    max_requests: int = 128  #: Maximal number of requests that are answered at a time.
-    response_timeout_seconds: float = 30.0  #: Maximal number of seconds until a response is ready.
-    allowed_origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
-    access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
-    is_token_printed: bool = False  #: Whether the printed address has the token, because the token is random.
-    n_active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
-    is_closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and closes its connections.
-
-    @property
-    def address_query(self) -> str:
-        """The query part of the printed address: the token if it is printed, otherwise empty."""
-        return f"?token={quote(self.tokens[0], safe='')}" if self.is_token_printed else ""
-
-
-def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: int) -> AccessPolicy:
-    """Make the access policy of a server that listens on ``host`` and also accepts the host names ``allowed_hosts``.
-
-    The tokens come from the environment variables `TOKEN_VARIABLES`; if both are empty, a random token is generated.
-    """
-    for name in allowed_hosts:
-        if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
-            raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
-    tokens = [token for token in map(os.environ.get, TOKEN_VARIABLES) if token]
-    hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *allowed_hosts)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body_bytes, is_token_printed=not tokens)
 
 
 def create_app(
@@ -138,13 +98,13 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request within the policy's time limit, and write it to the access log."""
-        started, task, status, size, expired = time.perf_counter(), asyncio.current_task(), 0, 0, False
+        started, task, status, size, end_line = time.perf_counter(), asyncio.current_task(), 0, 0, ""
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if REQUEST_ID_PATTERN.fullmatch(given) else secrets.token_hex(8).encode()
 
-        def expire() -> None:
-            nonlocal expired
-            expired = True
+        def end(line: str) -> None:
+            nonlocal end_line
+            end_line = line
             task.cancel()  # type: ignore[union-attr]
 
         async def respond(message: Message) -> None:
@@ -165,21 +125,25 @@ class RequestMiddleware:
             await send(message)
 
         loop, timeout = asyncio.get_running_loop(), self.policy.response_timeout_seconds
-        timer = loop.call_later(timeout, expire)  # `wait_for` takes a task more
+        line = f"The answer must be ready within {timeout:g} s; it was not. Send less, or later."
+        timer = loop.call_later(timeout, end, line)  # `wait_for` takes a task more
+        scope["end"] = end  # for `LimitedProtocol.connection_lost`
+        self.policy.running_requests.add(end)
         error: Exception | None = None
         try:
+            check_repeated_headers(scope["headers"])
             await self.app(scope, receive, respond)
         except asyncio.CancelledError:
-            if not expired:
+            if not end_line:
                 raise
-            line = f"The answer must be ready within {timeout:g} s; it was not. Send less, or later."
-            error = HTTPException(503, line, {"retry-after": "1"})
+            error = HTTPException(503, end_line, {"retry-after": "1"})
         except ClientDisconnect:
             return
         except Exception as caught:
             error = caught
         finally:
             timer.cancel()
+            self.policy.running_requests.discard(end)
         if error is not None and not status:
             await error_response(error)(scope, receive, respond)
         seconds = time.perf_counter() - started
@@ -196,6 +160,14 @@ class RequestMiddleware:
                 "seconds": round(seconds, 6),
             }
             self.policy.access_log.write(msgspec.json.encode(entry).decode() + "\n")
+
+
+def check_repeated_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise an HTTPException if a header that decides on a request is repeated: a proxy may have read the other one."""
+    names = [name for name, _ in headers]
+    for name in (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding"):
+        if names.count(name) > 1:
+            raise HTTPException(400, f"`{name.decode().title()}` must be given once; got it {names.count(name)} times.")
 
 
 @dataclass
@@ -262,7 +234,8 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, UserError):
         status, line = 400, str(error)
     elif isinstance(error, OSError):
-        status, line = 507, f"The disk must take what is written; got {error.strerror or type(error).__name__}."
+        got = f"{error.strerror or type(error).__name__} for {to_printable(error.filename or 'a temporary file')}"
+        status, line = 507, f"The disk must take what is written; got {got}."
     else:
         line = write_bug_report("protonet", error)
         print(line, file=sys.stderr)
@@ -285,8 +258,8 @@ MAX_CONNECTIONS = 1024
 MAX_HEAD_BYTES = 2**16
 #: Maximal seconds until the head of a request has arrived.
 MAX_HEAD_SECONDS = 10.0
-#: Seconds that clients have to close their connections when the server stops.
-MAX_CLOSING_SECONDS = 1.0
+#: Seconds after SIGTERM until requests without an answer get an error, and the server exits soon after.
+MAX_CLOSING_SECONDS = 4.0
 
 
 class ConnectionState(ServerState):
@@ -374,8 +347,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self.server_state.idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove a closed connection from the idle connections."""
+        """Remove a closed connection from the idle ones, and end its request if only the client needed the answer."""
         self.server_state.idle.pop(self, None)
+        if self.cycle is not None and not self.cycle.response_complete:
+            scope: Scope = {**self.cycle.scope}
+            if "ends_with_client" in scope:
+                scope["end"]("The client has closed the connection.")
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -432,6 +409,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.server_state: ConnectionState = ConnectionState()
         self.policy = policy
+        self.n_unanswered = 0  #: Number of requests that got an error because the server stopped.
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this method ten times a second."""
@@ -439,12 +417,27 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, wait for clients to close them, and answer pending requests."""
+        """Drain, stop accepting connections, answer pending requests, and end those that take too long.
+
+        In the drain period, load balancers see that the server is not ready, and send new requests elsewhere.
+        """
+        policy, started, connections = self.policy, time.monotonic(), self.server_state.connections
+        policy.is_stopping = True
+        while not self.force_exit and time.monotonic() < started + policy.drain_seconds:
+            await asyncio.sleep(0.02)
+        policy.is_closing = True  # not earlier, since clients would open new connections up to the last moment
         for server in self.servers:
             server.close()
-        self.policy.is_closing, deadline = True, time.monotonic() + MAX_CLOSING_SECONDS
-        while self.server_state.connections and time.monotonic() < deadline:
+        # Clients that keep connections open get a second to close them, so that none of their requests is lost.
+        while not self.force_exit and time.monotonic() < started + MAX_CLOSING_SECONDS:
+            if not connections or (
+                not policy.running_requests and time.monotonic() > started + policy.drain_seconds + 1
+            ):
+                break
             await asyncio.sleep(0.02)
+        self.n_unanswered = len(policy.running_requests)
+        for end in list(policy.running_requests):
+            end("The server stops. Send the request to another one, or later.")
         await super().shutdown(sockets)
 
 
@@ -475,12 +468,19 @@ def run_server(app: ASGIApp, policy: AccessPolicy, listening_socket: socket.sock
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(policy.response_timeout_seconds) + 1,
+        timeout_graceful_shutdown=1,  # after `Server.shutdown` has waited
     )
     host, port = listening_socket.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
+    server = Server(config, policy)
+    # uvicorn has a handler while it runs, and raises the signal once more after the end.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     print(f"{title}: http://{name}:{port}/{policy.address_query}", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more after the end
+    # A thread that parses a large request holds the interpreter's lock for at most this time, s, before it passes it on
+    # to the thread that answers the others; the default is 5 ms, which each reading and each writing would wait for.
+    sys.setswitchinterval(0.0005)
     with suppress(KeyboardInterrupt), listening_socket:
-        Server(config, policy).run([listening_socket])
-    print("server stopped; pending requests were answered", file=sys.stderr)
+        server.run([listening_socket])
+    late = f"{plural(server.n_unanswered, 'request')} took too long"
+    pending = late if server.n_unanswered else "pending requests were answered"
+    print(f"server stopped; {pending}", file=sys.stderr)

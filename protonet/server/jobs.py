@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,6 +59,7 @@ class JobRunner:
     error_message: str = ""  #: The error message of the last job; "" if it succeeded.
     running_job: str = ""  #: The kind of the job in progress; "" if no job is in progress.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)  #: The folder of exported files.
+    on_end: Callable[[], None] = lambda: None  #: Called after each job.
     _waiting_job: PageJob | None = None  #: The job that waits for the end of the job in progress.
     _task: asyncio.Task[None] | None = None
 
@@ -143,6 +144,7 @@ class JobRunner:
         if self._waiting_job is not None:
             following, self._waiting_job = self._waiting_job, None
             self.start_job(following)
+        self.on_end()
 
     def list_exported_files(self) -> list[str]:
         """List the names of the exported files; the list is empty during an export."""

@@ -26,6 +26,7 @@ from protonet.embeddings.pictures import reading
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.report import columns_to_dicts
 from protonet.server import app
+from protonet.server.access import AccessPolicy, make_access_policy
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
@@ -95,7 +96,7 @@ class LabelApi:
 
     queue: LabelQueue
     jobs: JobRunner
-    policy: app.AccessPolicy
+    policy: AccessPolicy
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TableToLabel] | None
     uploads: UploadedRows
@@ -105,6 +106,7 @@ class LabelApi:
     def create_app(self) -> ASGIApp:
         """Create the ASGI application that serves the page and its API."""
         queue = self.queue
+        self.jobs.on_end = self.start_due_job  # labels may have been given during the job
         changes: dict[str, Callable[[ActionRequest], object]] = {
             "next": lambda action: None,
             "label": lambda action: queue.label_row(
@@ -120,6 +122,7 @@ class LabelApi:
                 action.tab, self.get_rows(action), action.class_name, action.labeller
             ),
             "rename": lambda action: queue.rename_class(action.old_name or "", action.class_name or ""),
+            "undo_rename": lambda action: queue.undo_rename(action.old_name or "", action.class_name or ""),
         }
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
         posts |= {"leave": self.close_tab, "rows": self.list_rows, "columns": self.set_column_role}
@@ -148,13 +151,17 @@ class LabelApi:
             if similar is not None and (action.old_name is None or similar != action.old_name):
                 return {"similar": similar}
             change(action)
-            n_labelled = len(self.queue.session.labelled)
-            if n_labelled >= self.jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
-                self.start_job_on_labels("results")
+            self.start_due_job()
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.suggest_row(action.tab) | self.describe_accuracy() | label
 
         return respond
+
+    def start_due_job(self) -> None:
+        """Compute the accuracy again if there are enough new labels since the last time, and no job is running."""
+        n_labelled = len(self.queue.session.labelled)
+        if n_labelled >= self.jobs.n_fitted_labels + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
+            self.start_job_on_labels("results")
 
     def start_job_on_labels(self, kind: Literal["results", "export"]) -> None:
         """Start a job, "results" or "export", on the labelled rows, except rows whose pictures no longer exist."""
@@ -382,7 +389,7 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = app.make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
     policy.response_timeout_seconds = 120.0
     listening = app.open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)

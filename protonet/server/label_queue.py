@@ -208,12 +208,19 @@ class LabelQueue:
         if old == new:
             return
         with self._lock:
-            rows = [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
-            session.label_file.replace_rows(rows)
-            merged = new in names
-            names[:] = [new if name == old else name for name in names if not (merged and name == old)]
-            if merged:  # the indices of the classes have changed
+            if session.rename_class(old, new):  # a merge, after which the indices of the classes have changed
                 self._reset_network()
+        self._wake_fit_thread(None)
+
+    def undo_rename(self, old: str, new: str) -> None:
+        """Undo the last renaming of class ``old`` to ``new``; after a merge, rows with another label by now keep it.
+
+        Raises an HTTPException if there was no such renaming since the start.
+        """
+        with self._lock:
+            if not self.session.undo_rename(old, new):
+                raise HTTPException(409, f"`old` must be a class that was renamed; got {to_printable(old)[:40]!r}.")
+            self._reset_network()
         self._wake_fit_thread(None)
 
     def release_row(self, client: str) -> None:
@@ -387,6 +394,8 @@ class LabelQueue:
         """Return the network and the table; if no network is fitted, raise an HTTPException that names ``purpose``."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
+        if network is None and len({*self.session.labels.values()}) > 1:  # classes or columns have just been changed
+            raise HTTPException(409, "The model is being fitted. Try again in a few seconds.", {"retry-after": "1"})
         if network is None:
             raise HTTPException(409, f"`{purpose}` needs labels of two classes. Label more rows.")
         return network, rows

@@ -8,21 +8,20 @@ import hashlib
 import io
 import os
 import re
-import sys
 import threading
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from protonet._io import write_atomically, write_text
+from protonet._io import lock_open_file, open_locked, write_atomically
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import TableToLabel
 from protonet.embeddings.pictures import reading
@@ -31,13 +30,11 @@ from protonet.fit.active import Standardiser, Suggestion, suggest_rows
 from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
+from protonet.server.parsing import check_pixel_counts
 from protonet.tables.features import encode_block
 from protonet.tables.formats import make_text_array
 from protonet.tables.table import list_missing_label_texts, make_table
 from protonet.ui.text import format_csv
-
-if sys.platform != "win32":
-    import fcntl
 
 #: Number of typical rows per class that are suggested first, before uncertain rows.
 TYPICAL_ROWS_PER_CLASS = 2
@@ -67,9 +64,12 @@ class LabelFile:
 
     def _open(self) -> None:
         """Open and lock the file, read its rows, and write the header if the file is new."""
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            _lock_file(self.path, self._file)
+            self._file = open_locked(self.path, os.O_RDWR | os.O_CREAT, wait=False)
+        except BlockingIOError:
+            must, got = "be written by one command at a time", f"{self.path}, in use by another"
+            raise_input_error("output", must, got, "Stop that command.")
+        try:
             size = self._read()
             os.ftruncate(self._file, size)
             if not size:
@@ -101,16 +101,29 @@ class LabelFile:
             while written < len(line):  # short writes of a nearly full disk
                 written += os.write(self._file, line[written:])
             os.fsync(self._file)
-        except OSError:  # remove an incomplete line
+        except OSError as error:  # remove an incomplete line
             os.ftruncate(self._file, end)
+            error.filename = str(self.path)
             raise
 
     def replace_rows(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows of the file atomically."""
-        write_text(self.path, format_csv([self.header, *rows]))
+        new = -1
+
+        def write(file: BinaryIO) -> None:
+            nonlocal new
+            file.write(format_csv([self.header, *rows]).encode())
+            new = os.dup(file.fileno())
+            lock_open_file(new, wait=False)  # before another process can find the file under its name
+
+        try:
+            write_atomically(self.path, write)
+        except BaseException:
+            if new >= 0:
+                os.close(new)
+            raise
         os.close(self._file)  # also unlocks the old file
-        self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        _lock_file(self.path, self._file)
+        self._file = new
         self.rows = [list(row) for row in rows]
 
     def _read(self) -> int:
@@ -134,19 +147,6 @@ class LabelFile:
             self.rows += [] if is_header else [row]
             size += len("".join(lines[start:end]).encode(errors="surrogateescape"))
         return size
-
-
-def _lock_file(path: Path, file: int) -> None:
-    """Lock an open file; raise an InputError if another process has locked it."""
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        must, got = "be written by one command at a time", f"{path}, in use by another"
-        raise_input_error("output", must, got, "Stop that command.")
-    except OSError:  # the file system does not support locks
-        return
 
 
 def _raise_format_error(path: Path, got: str) -> NoReturn:
@@ -228,6 +228,8 @@ class LabelSession:
         self.rows, self.cells, self.classes, self.label_file = rows, cells, classes, label_file
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
+        # Each renaming since the start: old and new name, index of the old one, and, after a merge, its rows.
+        self._renames: list[tuple[str, str, int, set[int] | None]] = []
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
         self._refits = model is None
         rows_of: dict[tuple[str, ...], list[int]] = {}
@@ -314,6 +316,32 @@ class LabelSession:
         if name is None:
             del self.labelled[at]
 
+    def rename_class(self, old: str, new: str) -> bool:
+        """Rename a class in all labels; if the new name is a class, merge the two; return whether they were merged."""
+        merged, names, labels = new in self.names, self.names, self.labels
+        self._set_names([new if name == old else name for name in labels.values()])
+        rows = {row for row, name in labels.items() if name == old} if merged else None
+        self._renames.append((old, new, names.index(old), rows))
+        names[:] = [new if name == old else name for name in names if not (merged and name == old)]
+        return merged
+
+    def undo_rename(self, old: str, new: str) -> bool:
+        """Undo the last renaming of class ``old`` to ``new``; return False if there was none, or ``new`` is gone."""
+        index = next((at for at, entry in reversed([*enumerate(self._renames)]) if entry[:2] == (old, new)), None)
+        if index is None or new not in self.names:
+            return False
+        *_, place, merged_rows = self._renames.pop(index)
+        is_old = [name == new and (merged_rows is None or row in merged_rows) for row, name in self.labels.items()]
+        self._set_names([old if back else name for back, name in zip(is_old, self.labels.values(), strict=True)])
+        others = [name for name in self.names if name != old and (merged_rows is not None or name != new)]
+        self.names[:] = [*others[:place], old, *others[place:]]
+        return True
+
+    def _set_names(self, names: Sequence[str]) -> None:
+        """Replace the label of each row in the file."""
+        lines = zip(self.label_file.rows, names, strict=True)
+        self.label_file.replace_rows([[*cells, name] for (*cells, _), name in lines])
+
 
 @torch.no_grad()
 def embed_or_standardize(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
@@ -383,8 +411,9 @@ class UploadedRows:
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
         from PIL import Image  # noqa: PLC0415 - optional
 
+        check_pixel_counts([io.BytesIO(content)])
         try:
-            reading.decode_image(io.BytesIO(content))
+            reading.decode_image(io.BytesIO(content), 1)  # a JPEG at an eighth of its size
             with Image.open(io.BytesIO(content)) as image:
                 suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
             if suffix not in reading.IMAGE_SUFFIXES:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
+import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +26,7 @@ from starlette.requests import Request
 
 from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
+from protonet.embeddings.pictures.reading import count_pixels
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_FEATURE_TO_TRAINING_SCALE, TablePipeline
 from protonet.server.app import JSON_TYPE
@@ -31,7 +34,7 @@ from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats
 from protonet.tables.formats import make_text_array
-from protonet.tables.table import describe_unused_columns, format_names, make_table
+from protonet.tables.table import RowBlock, Table, describe_unused_columns, format_names, make_table
 
 #: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
@@ -47,12 +50,13 @@ BODY_SUFFIXES = {
 MULTIPART_TYPE = "multipart/form-data"
 #: Format of the position of a row in messages.
 ROW_POSITION_FORMAT = "row {} (counted from 0)"
-#: Python types that the JSON elements of a tensor may have, by the tensor's data type in KServe's protocol.
-KSERVE_DATATYPES: dict[str, tuple[type, ...]] = {
-    "BOOL": (bool,),
-    "BYTES": (str,),
-    **{f"{kind}{bits}": (int, float) for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)},
-    **dict.fromkeys(("FP32", "FP64"), (int, float)),
+#: For each data type of tensors in KServe's protocol, the Python types of its JSON elements, and its NumPy type.
+KSERVE_DATATYPES: dict[str, tuple[tuple[type, ...], np.dtype[Any]]] = {
+    "BOOL": ((bool,), np.dtype("?")),
+    "BYTES": ((str,), np.dtype(object)),
+    **{f"INT{8 * size}": ((int,), np.dtype(f"<i{size}")) for size in (1, 2, 4, 8)},
+    **{f"UINT{8 * size}": ((int,), np.dtype(f"<u{size}")) for size in (1, 2, 4, 8)},
+    **{f"FP{8 * size}": ((int, float), np.dtype(f"<f{size}")) for size in (4, 8)},
 }
 
 #: A cell of a row in JSON; None is a missing value.
@@ -62,19 +66,22 @@ JsonRow = list[JsonCell] | dict[str, JsonCell]
 T = TypeVar("T")
 
 
-class PredictRequest(msgspec.Struct):
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request for predictions. Each row is a list of cells, or an object of cells by column name (see `JsonRow`)."""
 
     rows: list[JsonRow]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
-    """A tensor of KServe's protocol; ``data`` is a flat list, or has nested lists that follow ``shape``."""
+    """A tensor of KServe's protocol; ``data`` is a flat list, or has nested lists that follow ``shape``.
+
+    In the extension for binary data, ``data`` is absent, and the parameter "binary_data_size" is its number of bytes.
+    """
 
     name: str
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
     datatype: str
-    data: list[Any]
+    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
     parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -162,14 +169,17 @@ def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     return [min(limit * scale, MAX_FLOAT32) for scale in scales]
 
 
-def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows:
+def parse_body(
+    model: TablePipeline, media_type: str, body: bytes, has_ended: Callable[[], bool] = lambda: False
+) -> ParsedRows:
     """Parse the body of a request, of media type ``media_type``, into rows for a model.
 
-    Raises an HTTPException if the model does not accept the media type, and an InputError if the rows are wrong.
+    Raises an HTTPException if the model does not accept the media type, or ``has_ended`` returns True because the
+    result is not needed any more, and an InputError if the rows are wrong.
     """
     kind = "image/*" if media_type.startswith("image/") else media_type
     if kind == JSON_TYPE:
-        return parse_json_rows(model, body)
+        return parse_json_rows(model, body, has_ended)
     if kind not in list_content_types(model):
         kinds = ", ".join([*list_content_types(model), MULTIPART_TYPE])
         line = f"`content-type` must be one of {kinds} for this model; got {to_printable(media_type)[:80] or None}."
@@ -180,8 +190,9 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
         if kind == "image/*":
-            return encode_columns(model, [make_text_array([str(path)], 1)])
-        return parse_table_file(model, path)
+            check_pixel_counts([path])
+            return encode_columns(model, [make_text_array([str(path)], 1)], has_ended)
+        return parse_table_file(model, path, has_ended)
 
 
 @contextmanager
@@ -196,7 +207,7 @@ def hide_temporary_paths(folder: str) -> Iterator[None]:
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
-def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
+def parse_table_file(model: TablePipeline, path: Path, has_ended: Callable[[], bool]) -> ParsedRows:
     """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
     table = model.open_table(path, model.new_row_spec)
     blocks = list(table.blocks)
@@ -205,10 +216,11 @@ def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *format_missing_notes(model, columns)]
     masks = [block.uninformative_mask for block in blocks if block.uninformative_mask is not None]  # all are marked
-    return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(masks))
+    x = np.concatenate([encode_block(model, table, block, "path", has_ended) for block in blocks])
+    return ParsedRows(x, notes, np.concatenate(masks))
 
 
-def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
+def parse_json_rows(model: TablePipeline, body: bytes, has_ended: Callable[[], bool]) -> ParsedRows:
     """Parse the rows of a JSON body; cells of a picture column are the contents of files in base64."""
     request = decode_json(body, ROWS_DECODER)
     rows = request.rows if isinstance(request, PredictRequest) else request
@@ -216,11 +228,11 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_row_count(len(rows))
     unused = {name for row in rows if isinstance(row, dict) for name in row}.difference(model.columns or ())
-    parsed = _parse_cells(model, body, rows)
+    parsed = _parse_cells(model, body, rows, has_ended)
     return parsed._replace(notes=[describe_unused_columns(sorted(unused)), *parsed.notes]) if unused else parsed
 
 
-def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> ParsedRows:
+def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], has_ended: Callable[[], bool]) -> ParsedRows:
     """Parse the rows of a JSON ``body``, each a list of cells in the order of the columns, or a dict by column."""
     pictures = [modality == "picture" for modality in model.column_modalities]
     width = len(pictures)
@@ -231,23 +243,26 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
         if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
             return ParsedRows(x, [], np.zeros(len(x), bool))
-        return encode_columns(model, list(cells.T))
+        return encode_columns(model, list(cells.T), has_ended)
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {index}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
-    columns = [cells_to_column(column) for column in zip(*rows, strict=True)]
+    columns = [cells_to_column([row[index] for row in rows]) for index in range(width)]  # type: ignore[index]
     if not any(pictures):  # a temporary folder would take most of the time of a request
-        return encode_columns(model, columns)
+        return encode_columns(model, columns, has_ended)
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
         for index, texts in enumerate(columns):
             if pictures[index]:
                 paths = [write_picture(Path(folder, f"{row}, column {index}"), cell) for row, cell in enumerate(texts)]
-                columns[index] = make_text_array(paths, len(paths))
-        return encode_columns(model, columns)
+                columns[index] = make_text_array(map(str, paths), len(paths))
+                check_pixel_counts(paths)
+        return encode_columns(model, columns, has_ended)
 
 
-def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
+def parse_tensors(
+    model: TablePipeline, inputs: list[Tensor], has_ended: Callable[[], bool] = lambda: False
+) -> ParsedRows:
     """Parse the rows of a KServe request from one tensor for all columns, or from one tensor per column."""
     if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
@@ -272,20 +287,79 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
     if not columns[0]:
         raise_input_error("inputs", "hold rows", "none", "Send one at least.")
     check_row_count(len(columns[0]))
-    return encode_columns(model, list(map(cells_to_column, columns)))
+    return encode_columns(model, list(map(cells_to_column, columns)), has_ended)
+
+
+INFER_DECODER = msgspec.json.Decoder(InferRequest)
+
+
+def decode_infer_request(body: bytes, json_size: str | None) -> InferRequest:
+    """Decode the body of a KServe request: JSON, which the data of its binary tensors may follow, in their order.
+
+    ``json_size`` is the header ``Inference-Header-Content-Length``, the number of bytes of the JSON; None for all.
+
+    Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+    """
+    size = len(body) if json_size is None else int(json_size) if re.fullmatch(r"[0-9]{1,12}", json_size) else -1
+    if not 0 <= size <= len(body):
+        must = "be the number of bytes of the JSON in the body"
+        raise_input_error("inference-header-content-length", must, to_printable(str(json_size))[:20], "Correct it.")
+    request, data = decode_json(body[:size], INFER_DECODER), body[size:]
+    for tensor in request.inputs:
+        n_bytes = None if tensor.parameters is msgspec.UNSET else tensor.parameters.get("binary_data_size")
+        if n_bytes is None and tensor.data is not msgspec.UNSET:
+            continue
+        if type(n_bytes) is not int or not 0 <= n_bytes <= len(data) or tensor.data is not msgspec.UNSET:
+            got, remedy = to_printable(tensor.name)[:40], "Send one of both."
+            raise_input_error("inputs", "each have data, or binary_data_size bytes after the JSON", got, remedy)
+        tensor.data, data = decode_binary_tensor(tensor, data[:n_bytes]), data[n_bytes:]
+    if data:
+        raise_input_error("body", "end with the data of its binary tensors", f"{len(data)} bytes more", "Correct it.")
+    return request
+
+
+def decode_binary_tensor(tensor: Tensor, data: bytes) -> list[JsonCell]:
+    """Decode the elements of a binary tensor: numbers in little endian, or texts after their number of bytes."""
+    _, dtype = KSERVE_DATATYPES.get(tensor.datatype, ((), np.dtype(object)))
+    try:
+        if dtype.kind != "O":
+            return list(np.frombuffer(data, dtype).tolist())
+        texts, start = list[JsonCell](), 0
+        while start < len(data):
+            (n,) = struct.unpack_from("<I", data, start)
+            text = data[start + 4 : start + 4 + n]
+            start += 4 + n
+            if start > len(data):
+                raise ValueError("a text is cut off")
+            texts.append(text.decode())
+        return texts
+    except (ValueError, struct.error) as error:
+        got = f"{to_printable(str(error))[:60]} in {to_printable(tensor.name)[:40]}"
+        return raise_input_error("body", f"hold {to_printable(tensor.datatype)[:20]} data", got, "Correct it.")
+
+
+def encode_binary_tensor(tensor: Tensor) -> bytes:
+    """Encode the elements of a tensor of numbers or texts; the inverse of `decode_binary_tensor`."""
+    _, dtype = KSERVE_DATATYPES[tensor.datatype]
+    if dtype.kind != "O":
+        return np.array(tensor.data, dtype).tobytes()
+    texts = [text.encode() for text in tensor.data or ()]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
 def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
     """Return the elements of a tensor as a flat list; raise an InputError if they contradict its data type or shape."""
-    kinds = KSERVE_DATATYPES.get(tensor.datatype)
-    if kinds is None:
+    if tensor.datatype not in KSERVE_DATATYPES:
         got = to_printable(tensor.datatype)[:20]
         raise_input_error("datatype", f"be one of {', '.join(KSERVE_DATATYPES)}", got, "Convert the tensor.")
-    data = tensor.data
+    (kinds, dtype), data = KSERVE_DATATYPES[tensor.datatype], list(tensor.data or ())
     for _ in tensor.shape:
         if data and all(isinstance(item, list) for item in data):
             data = [cell for item in data for cell in item]
     wrong = [cell for cell in data if cell is not None and type(cell) not in kinds]
+    if dtype.kind in "iu" and not wrong:
+        range_ = np.iinfo(dtype)
+        wrong = [cell for cell in data if cell is not None and not range_.min <= cell <= range_.max]
     size = math.prod(tensor.shape) if len(tensor.shape) in {1, 2} else -1
     if size != len(data) or wrong or tensor.shape[0] > MAX_REQUEST_ROWS:
         got = f"{len(data)} elements" + (f", such as {to_printable(wrong[0])[:20]!r}" if wrong else "")
@@ -294,7 +368,7 @@ def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
     return data
 
 
-def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
+def encode_columns(model: TablePipeline, columns: list[np.ndarray], has_ended: Callable[[], bool]) -> ParsedRows:
     """Encode columns of cells, arrays (n,), as features, with the same checks as for the rows of a file."""
     columns = [replace_missing_cells(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, compute_max_column_magnitudes(model), strict=True)):
@@ -307,7 +381,25 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRow
     table.notes.extend(format_missing_notes(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative_mask is not None
-    return ParsedRows(model.encode(table, block, "body"), table.notes, block.uninformative_mask)
+    x = encode_block(model, table, block, "body", has_ended)
+    return ParsedRows(x, table.notes, block.uninformative_mask)
+
+
+def encode_block(
+    model: TablePipeline, table: Table, block: RowBlock, argument: str, has_ended: Callable[[], bool]
+) -> np.ndarray:
+    """Encode the rows of a block as features (b, dim) in slices, until ``has_ended`` returns True.
+
+    Raises an HTTPException then, and an InputError as `TablePipeline.encode` does.
+    """
+    n, step = len(block.positions), 64 if any(model.column_modalities) else 1024  # texts and pictures take long
+    parts = []
+    for start in range(0, max(n, 1), step):
+        if has_ended():
+            raise HTTPException(503, "The request has ended.")
+        part = block if n <= step else block.select_rows(np.arange(start, min(start + step, n)))
+        parts.append(model.encode(table, part, argument))
+    return np.concatenate(parts)
 
 
 def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
@@ -345,11 +437,15 @@ def order_row_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int
 
 def rows_to_matrix(rows: Sequence[JsonRow], width: int) -> np.ndarray | None:
     """Convert rows of numbers to an array (n, width), int64 or float64; return None if a cell is not a number."""
-    try:
-        cells = np.array(rows)
-    except (ValueError, OverflowError):
-        return None
-    return cells if cells.dtype.kind in "if" and cells.shape[1:] == (width,) else None
+    parts = []
+    for start in range(0, len(rows), 1024):  # NumPy holds the interpreter's lock for each part
+        try:
+            parts.append(np.array(rows[start : start + 1024]))
+        except (ValueError, OverflowError):
+            return None
+        if parts[-1].dtype.kind not in "if" or parts[-1].shape[1:] != (width,):
+            return None
+    return np.concatenate(parts)
 
 
 def cells_to_column(cells: Sequence[JsonCell]) -> np.ndarray:
@@ -364,11 +460,21 @@ def cells_to_column(cells: Sequence[JsonCell]) -> np.ndarray:
     return make_text_array(texts, len(cells))
 
 
-def write_picture(path: Path, cell: str) -> str:
+def check_pixel_counts(pictures: Sequence[Path | BinaryIO]) -> None:
+    """Raise an InputError if a picture of a request, or all of them together, would take too much memory or time."""
+    # A pixel takes up to 20 bytes while it is decoded, and a PNG of a single colour a thousandth of a byte per pixel.
+    max_pixels, max_total = 25_000_000, 100_000_000
+    counts = list(map(count_pixels, pictures))
+    if max(counts, default=0) > max_pixels or sum(counts) > max_total:
+        must = f"hold pictures of at most {max_pixels:,} pixels each, and {max_total:,} together"
+        raise_input_error("body", must, f"{max(counts):,}, and {sum(counts):,} together", "Send smaller ones.")
+
+
+def write_picture(path: Path, cell: str) -> Path:
     """Decode a picture in base64 into a file, and return the path of the file; the cell is never used as a path."""
     try:
         path.write_bytes(base64.b64decode(cell, validate=True))
     except (TypeError, ValueError, binascii.Error):
         got = to_printable(cell)[:20] if isinstance(cell, str) else "a number"
         raise_input_error("body", "hold pictures as base64 of their files", got, "Encode the file's bytes.")
-    return str(path)
+    return path

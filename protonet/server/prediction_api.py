@@ -8,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO, TypeVar
 from urllib.parse import quote
-from weakref import WeakKeyDictionary
 
 import msgspec
-import numpy as np
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -31,16 +28,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from protonet._io import read_stamp
 from protonet._text import plural, to_printable
 from protonet.commands import predict
 from protonet.commands.options import ServeOptions
-from protonet.errors import UserError, raise_input_error, rename_argument
-from protonet.network import PrototypeNetwork
+from protonet.errors import UserError, raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import app, parsing, schemas
+from protonet.server.access import AccessPolicy, make_access_policy
+from protonet.server.batches import MAX_BATCH_ROWS, Classification, RequestBatcher
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
+ParsedT = TypeVar("ParsedT")
+#: The version of each model in KServe's protocol: the file that was loaded last.
+MODEL_VERSION = "1"
 #: Number of seconds between two checks whether model files were replaced.
 RELOAD_CHECK_SECONDS = 0.25
 
@@ -56,16 +58,8 @@ class ReloadableModel:
     model: TablePipeline = field(init=False)  #: The model that was loaded last.
 
     def __post_init__(self) -> None:
-        self._stamp = self._read_stamp()
+        self._stamp = read_stamp(self.path)
         self.model = self._load()
-
-    def _read_stamp(self) -> tuple[int, ...]:
-        """Return inode, modification time and size of the file, to detect its replacement; () if there is no file."""
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return ()
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
@@ -74,7 +68,7 @@ class ReloadableModel:
 
     def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
-        stamp = self._read_stamp()
+        stamp = read_stamp(self.path)
         if not stamp or stamp == self._stamp:
             return
         self._stamp = stamp
@@ -113,107 +107,12 @@ def reload_in_background(models: Sequence[ReloadableModel]) -> Iterator[None]:
         yield
     finally:
         stopped.set()
-        thread.join()
+        thread.join(1)  # it may be loading a model
 
 
-#: Maximal rows of a batch; larger batches are no faster, and delay other requests.
-MAX_BATCH_ROWS = 1024
-#: Maximal expected seconds of a batch that is classified on the event loop. Slower batches run in a thread, which has
-#: a higher overhead.
-MAX_EVENT_LOOP_SECONDS = 0.02
-
-#: The results of `format_predicted_classes` for the rows of a request, and their logits (n, num_classes).
-Classification = tuple[list[tuple[str, str]], torch.Tensor]
-
-
-class PendingRequest(NamedTuple):
-    """The rows of a request that waits for its classification."""
-
-    model: TablePipeline  #: The model that classifies the rows.
-    rows: parsing.ParsedRows  #: The encoded rows.
-    threshold: float | None  #: Rows with a score up to this value are rejected as unknown; None to reject no row.
-    result: asyncio.Future[Classification]  #: Receives the result, or an exception.
-    batch_key: tuple[object, ...]  #: Requests with equal keys may share a batch.
-
-
-@dataclass
-class RequestBatcher:
-    """Classifies the rows of concurrent requests, one batch at a time."""
-
-    n_batches: int = 0  #: Number of batches so far.
-    _pending_requests: deque[PendingRequest] = field(default_factory=deque)
-    #: Seconds per row in the last batch of each network.
-    _seconds_per_row: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
-    _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _task: asyncio.Task[None] | None = None
-
-    async def classify(self, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None) -> Classification:
-        """Classify the rows of a request, in one batch with rows of concurrent requests for the model.
-
-        Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected.
-        """
-        result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
-        key = (id(model), rows.x.dtype, threshold)
-        self._pending_requests.append(PendingRequest(model, rows, threshold, result, key))
-        if self._task is None:
-            self._task = asyncio.create_task(self._classify_pending())
-        return await result
-
-    async def _classify_pending(self) -> None:
-        """Classify batches until no request is pending."""
-        loop, queue = asyncio.get_running_loop(), self._pending_requests
-        while queue:
-            pending = 0
-            while pending < len(queue) < MAX_BATCH_ROWS:  # while requests arrive: one batch is faster than two
-                pending = len(queue)
-                for _ in range(2):  # in one turn of the loop a request is read, in the next it is queued
-                    await asyncio.sleep(0)
-            batch = [queue.popleft()]
-            rows = len(batch[0].rows.x)
-            while queue and batch[0].batch_key == queue[0].batch_key and rows + len(queue[0].rows.x) <= MAX_BATCH_ROWS:
-                batch.append(queue.popleft())
-                rows += len(batch[-1].rows.x)
-            batch = [item for item in batch if not item.result.done()]  # some may have timed out
-            if not batch:
-                continue
-            started, network = time.perf_counter(), batch[0].model.network
-            if rows * self._seconds_per_row.get(network, 1.0) < MAX_EVENT_LOOP_SECONDS:
-                results = classify_batch(batch)
-            else:
-                results = await loop.run_in_executor(self._executor, classify_batch, batch)
-            self._seconds_per_row[network] = (time.perf_counter() - started) / rows
-            self.n_batches += 1
-            for item, result in zip(batch, results, strict=True):
-                if item.result.done():
-                    continue
-                if isinstance(result, Exception):
-                    item.result.set_exception(result)
-                else:
-                    item.result.set_result(result)
-        self._task = None
-
-
-def classify_batch(batch: list[PendingRequest]) -> list[Classification | Exception]:
-    """Classify the rows of requests in one batch; return, for each request, its result or the exception it causes."""
-    model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
-    try:
-        x = np.concatenate([item.rows.x for item in batch])
-        logits = model.predict_logits(x, np.concatenate([item.rows.uninformative_mask for item in batch]))
-        named = predict.format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
-    except UserError as error:
-        if len(batch) > 1:
-            return [classify_batch([item])[0] for item in batch]
-        return [rename_argument(error, "body")]
-    except Exception as error:  # answered as a bug
-        return [error for _ in batch]
-    parts = zip(np.cumsum(sizes).tolist(), sizes, logits.split(sizes), strict=True)
-    return [(named[end - size : end], part) for end, size, part in parts]
-
-
-#: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in threads, so that small ones
-#: do not wait for them.
+#: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in a thread of their own, so
+#: that small ones do not wait for them.
 MAX_EVENT_LOOP_BODY_BYTES = 2**16
-INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
 #: A function of the parameters in the path of a GET request that returns the content of the response.
 GetHandler = Callable[..., msgspec.Struct | str]
 
@@ -221,9 +120,9 @@ GetHandler = Callable[..., msgspec.Struct | str]
 class PredictionApi:
     """The routes of the command ``serve``: predictions, descriptions of models, health, metrics and documentation."""
 
-    def __init__(self, models: dict[str, ReloadableModel], policy: app.AccessPolicy) -> None:
+    def __init__(self, models: dict[str, ReloadableModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
-        self.batcher, self.parsers = RequestBatcher(), ThreadPoolExecutor(2)
+        self.batcher, self.parsers, self.large_parsers = RequestBatcher(), ThreadPoolExecutor(2), ThreadPoolExecutor(1)
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("protonet_requests", "Requests for predictions", ["model", "status"], registry=registry)
         self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
@@ -237,7 +136,13 @@ class PredictionApi:
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
+            Route("/v2/models/{name}/versions/{version}/infer", self.infer, methods=["POST"]),
             *(Route(path, make_handler(read)) for path, read in self.documented_handlers.items()),
+            *(
+                Route(path.replace("{name}", "{name}/versions/{version}"), make_handler(read))
+                for path, read in self.documented_handlers.items()
+                if path.startswith("/v2/models/")
+            ),
             Route("/openapi.json", make_handler(self.get_openapi)),
             Route("/docs", make_handler(self.show_documentation)),
             Route("/", make_handler(self.show_overview)),
@@ -257,6 +162,7 @@ class PredictionApi:
             "/v2/health/live": self.get_liveness,
             "/v2/health/ready": self.get_readiness,
             "/v2/models/{name}": self.get_model_metadata,
+            "/v2/models/{name}/config": self.get_model_config,
             "/v2/models/{name}/ready": self.get_model_readiness,
         }
 
@@ -299,39 +205,51 @@ class PredictionApi:
         query = parse_query(request)
         threshold = get_rejection_threshold(model, query.false_rejection_rate)
         media, body = await parsing.read_upload(request)
-        # Texts and pictures take long.
-        is_fast = len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.column_modalities)
-        if media == app.JSON_TYPE and is_fast:
-            rows = parsing.parse_body(model, media, body)
-        else:
-            loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self.parsers, parsing.parse_body, model, media, body)
-        named, logits = await self.classify(name, model, rows, threshold)
-        probabilities = format_probabilities(logits) if query.return_probabilities else []
-        if "text/csv" in request.headers.get("accept", ""):
-            lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
-            header = predict.format_csv_header(model, spec, [])
-            return Response(header + format_csv(lines), media_type=app.CSV_TYPE)
-        classes = list(map(str, model.classes))
-        predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
-        for prediction, row in zip(predictions, probabilities, strict=False):
-            prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
-        return app.json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
+        fast = media == app.JSON_TYPE and not any(model.column_modalities)  # texts and pictures take long
+        rows = await self.parse(request, body, partial(parsing.parse_body, model, media, body), fast=fast)
+        result = await self.classify(name, model, rows, threshold)
+        spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
+        is_csv = "text/csv" in request.headers.get("accept", "")
+        return await self.answer(rows, partial(format_answer, name, model, spec, result, rows.notes, is_csv=is_csv))
+
+    async def parse(
+        self, request: Request, body: bytes, parse: Callable[[Callable[[], bool]], ParsedT], *, fast: bool
+    ) -> ParsedT:
+        """Parse the body of a request: at once if that takes little time and is ``fast``, else in a thread.
+
+        ``parse`` is called with a function that tells whether the request has ended, so that its result is not needed.
+        """
+        request.scope["ends_with_client"] = True
+        is_large = len(body) > MAX_EVENT_LOOP_BODY_BYTES
+        if fast and not is_large:
+            return parse(lambda: False)
+        has_ended = Event()
+        try:
+            executor = self.large_parsers if is_large else self.parsers
+            return await asyncio.get_running_loop().run_in_executor(executor, parse, has_ended.is_set)
+        finally:
+            has_ended.set()
 
     async def infer(self, request: Request) -> Response:
         """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
         name = request.path_params["name"]
         model = self.get_model_by_name(name).model
-        if "inference-header-content-length" in request.headers:
-            raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = parsing.decode_json(await request.body(), INFER_DECODER)
-        named, logits = await self.classify(name, model, parsing.parse_tensors(model, body.inputs), None)
-        probabilities = [float(value) for row in format_probabilities(logits) for value in row]
-        data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
-        shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
-        outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
-        return app.json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
+        self.check_version(request.path_params.get("version", MODEL_VERSION))
+        body, json_size = await request.body(), request.headers.get("inference-header-content-length")
+
+        def parse(has_ended: Callable[[], bool]) -> tuple[parsing.InferRequest, parsing.ParsedRows]:
+            decoded = parsing.decode_infer_request(body, json_size)
+            return decoded, parsing.parse_tensors(model, decoded.inputs, has_ended)
+
+        decoded, rows = await self.parse(request, body, parse, fast=not any(model.column_modalities))
+        answer = partial(format_infer_answer, name, model, decoded, await self.classify(name, model, rows, None))
+        return await self.answer(rows, answer)
+
+    async def answer(self, rows: parsing.ParsedRows, format_answer: Callable[[], Response]) -> Response:
+        """Format the answer to a request: at once if it has few rows, else in a thread."""
+        if len(rows.x) <= MAX_BATCH_ROWS:
+            return format_answer()
+        return await asyncio.get_running_loop().run_in_executor(self.large_parsers, format_answer)
 
     def get_liveness(self) -> schemas.Live:
         """Check that the process is alive."""
@@ -339,7 +257,7 @@ class PredictionApi:
 
     def get_readiness(self) -> schemas.Ready:
         """Check that the server accepts requests; 503 while it stops."""
-        if self.policy.is_closing:
+        if self.policy.is_stopping:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
         return schemas.Ready()
 
@@ -367,17 +285,37 @@ class PredictionApi:
 
     def get_server_metadata(self) -> schemas.ServerMetadata:
         """Describe the server (KServe)."""
-        return schemas.ServerMetadata("protonet", schemas.SERVER_VERSION, [])
+        extensions = ["binary_tensor_data", "model_configuration"]
+        return schemas.ServerMetadata("protonet", schemas.SERVER_VERSION, extensions)
 
-    def get_model_metadata(self, name: str) -> schemas.ModelMetadata:
+    def check_version(self, version: str) -> None:
+        """Raise an HTTPException unless a version of a model exists: a file has one version."""
+        if version != MODEL_VERSION:
+            raise HTTPException(404, f"`version` must be {MODEL_VERSION}; got {to_printable(version)[:20]!r}.")
+
+    def get_model_metadata(self, name: str, version: str = MODEL_VERSION) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
+        self.check_version(version)
         model = self.get_model_by_name(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
         outputs = list(map(schemas.TensorMetadata, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values()))
-        return schemas.ModelMetadata(name, "protonet", schemas.list_input_tensors(model), outputs)
+        return schemas.ModelMetadata(name, [MODEL_VERSION], "protonet", schemas.list_input_tensors(model), outputs)
 
-    def get_model_readiness(self, name: str) -> schemas.Ready:
+    def get_model_config(self, name: str, version: str = MODEL_VERSION) -> schemas.ModelConfig:
+        """Describe the configuration of a model (KServe's extension by Triton)."""
+        metadata = self.get_model_metadata(name, version)
+        inputs, outputs = (
+            [
+                schemas.TensorConfig(tensor.name, schemas.CONFIG_DATATYPES[tensor.datatype], tensor.shape)
+                for tensor in part
+            ]
+            for part in (metadata.inputs, metadata.outputs)
+        )
+        return schemas.ModelConfig(name, metadata.platform, 0, inputs, outputs)
+
+    def get_model_readiness(self, name: str, version: str = MODEL_VERSION) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
+        self.check_version(version)
         self.get_model_by_name(name)
         return self.get_readiness()
 
@@ -409,6 +347,58 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
         return value if isinstance(value, Response) else app.json_response(value)
 
     return handle
+
+
+def format_answer(
+    name: str,
+    model: TablePipeline,
+    spec: predict.PredictionOutputSpec,
+    classification: Classification,
+    notes: list[str],
+    *,
+    is_csv: bool,
+) -> Response:
+    """Format the classes of the rows of a request as CSV, as the command ``predict`` does, or else as JSON."""
+    named, logits = classification
+    probabilities = format_probabilities(logits) if spec.has_all_probabilities else []
+    if is_csv:
+        lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
+        return Response(predict.format_csv_header(model, spec, []) + format_csv(lines), media_type=app.CSV_TYPE)
+    classes = list(map(str, model.classes))
+    predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
+    for prediction, row in zip(predictions, probabilities, strict=False):
+        prediction.probabilities = dict(zip(classes, map(float, row), strict=True))
+    return app.json_response(schemas.PredictResponse(name, predictions, notes or msgspec.UNSET))
+
+
+def format_infer_answer(
+    name: str, model: TablePipeline, request: parsing.InferRequest, classification: Classification
+) -> Response:
+    """Format the classes of the rows of a KServe request as output tensors."""
+    named, logits = classification
+    probabilities = [float(value) for row in format_probabilities(logits) for value in row]
+    data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
+    shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
+    outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
+    outputs, binary = select_outputs(request, outputs), b""
+    by_default = get_parameter(request, "binary_data_output")
+    requested = {output.name: get_parameter(output, "binary_data", by_default) for output in request.outputs or ()}
+    for output in outputs:
+        if requested.get(output.name, by_default) is True:
+            content = parsing.encode_binary_tensor(output)
+            output.data, output.parameters = msgspec.UNSET, {"binary_data_size": len(content)}
+            binary += content
+    response = schemas.InferResponse(name, outputs, request.id, MODEL_VERSION)
+    if not binary:
+        return app.json_response(response)
+    head = msgspec.json.encode(response)
+    headers = {"inference-header-content-length": str(len(head))}
+    return Response(head + binary, headers=headers, media_type="application/octet-stream")
+
+
+def get_parameter(item: parsing.InferRequest | parsing.OutputName, name: str, default: object = None) -> object:
+    """Return a parameter of a KServe request, or of an output that it names."""
+    return default if item.parameters is msgspec.UNSET else item.parameters.get(name, default)
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
@@ -470,11 +460,12 @@ def run(options: ServeOptions) -> None:
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; several threads slow small batches down
     policy = replace(
-        app.make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
+        make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
         response_timeout_seconds=options.timeout,
         allowed_origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_access_log(options.access_log),
+        drain_seconds=1.0,
     )
     listening = app.open_listening_socket(options.host, options.port)
     status = f"{plural(len(models), 'model')} at"

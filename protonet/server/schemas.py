@@ -86,6 +86,7 @@ class InferResponse(Struct):
     model_name: str
     outputs: list[Tensor]
     id: str | UnsetType = UNSET
+    model_version: str | UnsetType = UNSET
 
 
 class ServerMetadata(Struct):
@@ -100,9 +101,28 @@ class ModelMetadata(Struct):
     """A model's metadata in KServe's protocol."""
 
     name: str
+    versions: list[str]
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+
+
+class TensorConfig(Struct):
+    """Name, data type and dimensions of a tensor in a model's configuration; -1 is the number of rows."""
+
+    name: str
+    data_type: str
+    dims: list[int]
+
+
+class ModelConfig(Struct, rename={"inputs": "input", "outputs": "output"}):
+    """A model's configuration in Triton's extension of KServe's protocol; the shapes include the rows (size 0)."""
+
+    name: str
+    platform: str
+    max_batch_size: int
+    inputs: list[TensorConfig]
+    outputs: list[TensorConfig]
 
 
 class Live(Struct):
@@ -119,6 +139,8 @@ class Ready(Struct):
 
 #: Data types of the output tensors in KServe's protocol, by the tensors' names.
 OUTPUT_DATATYPES = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
+#: Names of the data types of tensors in a model's configuration.
+CONFIG_DATATYPES = {"BYTES": "TYPE_STRING", "FP64": "TYPE_FP64"}
 #: By HTTP error status, a description, and whether the error can occur on paths that need no token.
 ERROR_STATUS_DESCRIPTIONS = {
     "400": ("The request does not fit", True),

@@ -18,9 +18,17 @@ import numpy as np
 
 from protonet._text import escape_control_chars, normalize_spelling, plural, shorten_list, unescape_formula
 from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
-from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.errors import UserError, optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import delimited
 from protonet.tables.arrays import ARRAY_READ_ERRORS, decode_labels, memory_map_npy, read_arrays
+from protonet.tables.excel import (
+    EXCEL_READ_ERRORS,
+    FORMULA_WITHOUT_VALUE,
+    check_workbook_parts,
+    fill_merged_cells,
+    has_content,
+    read_excel_rows,
+)
 
 #: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
@@ -30,9 +38,6 @@ DELIMITED_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIX
 TABLE_SUFFIXES = (*DELIMITED_SUFFIXES, ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.
 DEFAULT_ROW_FORMAT = "row {} (counted from 0)"
-#: Match column, first and last row of a merged cell in the XML of a sheet; and a formula without a value, not even "".
-_MERGED_CELL = re.compile(rb'mergeCell ref="([A-Z]{1,3})(\d{1,7}):[A-Z]+(\d{1,7})"')
-_FORMULA_WITHOUT_VALUE = re.compile(rb'<c (?![^>]*t="str")[^>]*><f[^>]*>[^<]*</f>(?:<v ?/>|<v></v>)?</c>')
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 
@@ -381,29 +386,33 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     try:
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about styles and the like, which tables do not need
-            book = load_workbook(file, read_only=True, data_only=True)
+            check_workbook_parts(file)
+            book = load_workbook(file, read_only=True, data_only=True, keep_links=False)
             sheets = {worksheet.title: worksheet for worksheet in book.worksheets}
             title = next(iter(sheets)) if sheet is None else sheet
-            lines: list[tuple[object, ...]] = []
+            lines: list[Sequence[object]] = []
             notes: list[str] = []
             if title in sheets:
                 sheets[title].reset_dimensions()  # some programs write wrong ones
-                lines = list(sheets[title].iter_rows(values_only=True))
                 with sheets[title]._get_source() as source:  # openpyxl reads merged cells with all styles only: slow
                     xml = source.read()
-                notes += fill_merged_cells(lines, xml)
-                if n_formulas := len(_FORMULA_WITHOUT_VALUE.findall(xml)):
+                max_cells = max(2**20, 4 * len(xml))  # a filled cell takes 30 bytes
+                lines = read_excel_rows(sheets[title].iter_rows(values_only=True), max_cells)
+                notes += fill_merged_cells(lines, xml, max_cells)
+                if n_formulas := len(FORMULA_WITHOUT_VALUE.findall(xml)):
                     notes.append(f"{plural(n_formulas, 'formula')} without a value: save the workbook in a spreadsheet")
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
-    except (*ARRAY_READ_ERRORS, AttributeError, AssertionError, InvalidFileException, StopIteration) as error:
+    except UserError:
+        raise
+    except (*ARRAY_READ_ERRORS, *EXCEL_READ_ERRORS, InvalidFileException) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if title not in sheets:
         similar = closest_match(title, list(sheets))
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
-    filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
+    filled = [index for index, line in enumerate(lines) if any(map(has_content, line))]  # rows with content, from 0
     first_rows = filled[: delimited.N_LAYOUT_DETECTION_ROWS]
     sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in first_rows]
     max_width = max(map(len, sample), default=0)
@@ -443,21 +452,6 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     )
 
 
-def fill_merged_cells(lines: list[tuple[object, ...]], xml: bytes) -> list[str]:
-    """Copy the value of each merged cell in the ``xml`` of a sheet to all of its ``lines``; return a list of a note."""
-    from openpyxl.utils import column_index_from_string  # noqa: PLC0415 - optional
-
-    n_filled = 0
-    for letters, first, last in _MERGED_CELL.findall(xml):
-        column, rows = column_index_from_string(letters.decode()) - 1, range(int(first), min(int(last), len(lines)))
-        value = lines[rows.start - 1][column : column + 1] if rows else ()
-        for row in rows if any(map(_has_content, value)) else ():
-            before = [*lines[row][:column], *[None] * (column - len(lines[row]))]
-            lines[row] = (*before, *value, *lines[row][column + 1 :])
-            n_filled += 1
-    return [f"{plural(n_filled, 'cell')} filled from merged cells above"] * (n_filled > 0)
-
-
 def closest_match(name: str, candidates: Sequence[str]) -> str | None:
     """Return the candidate that is most similar to a name, ignoring case; None if no candidate is similar."""
     by_lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
@@ -465,14 +459,9 @@ def closest_match(name: str, candidates: Sequence[str]) -> str | None:
     return by_lower[matches[0]] if matches else None
 
 
-def _has_content(cell: object) -> bool:
-    """Test whether an Excel cell has content, which may be an error value."""
-    return cell is not None and not (isinstance(cell, str) and not cell.strip())
-
-
 def _has_valid_value(cell: object) -> bool:
     """Test whether an Excel cell has content other than an error value."""
-    return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in delimited.SPREADSHEET_ERRORS)
+    return has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in delimited.SPREADSHEET_ERRORS)
 
 
 def _excel_cell_to_text(cell: object) -> str:

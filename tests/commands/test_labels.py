@@ -201,12 +201,32 @@ def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
     assert read_lines((tmp_path / "out.added.csv").read_text())[1:] == [[line, "added"] for line in lines]
 
 
+def test_a_file_whose_rows_are_replaced_stays_locked(tmp_path: Path) -> None:
+    """A second command never gets the file while it is replaced; its labels would be written to the old file."""
+    path, taken = tmp_path / "answers.csv", []
+
+    def take() -> None:
+        try:
+            with LabelFile(path, ["text", "label"], None):
+                taken.append(path)
+        except InputError:
+            return
+
+    with LabelFile(path, ["text", "label"], None) as file, ThreadPoolExecutor(1) as pool:
+        for _ in range(60):
+            taking = pool.submit(take)
+            file.replace_rows([["a", "ant"]])
+            taking.result()
+    assert not taken
+    assert path.read_text(encoding="utf-8") == "text,label\na,ant\n"
+
+
 def fill_disk(path: Path) -> None:
     """Add rows of which one exceeds the size limit of files."""
     with LabelFile(path, ["text", "label"], None) as answers:
         answers.add(["short"], "ant")
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match=r"File too large: .*answers\.csv"):
             answers.add(["long " * 100], "bee")
         answers.add(["x"], "bee")
 

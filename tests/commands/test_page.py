@@ -186,6 +186,49 @@ def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, 
     assert (again["row"], [item["name"] for item in again["classes"]]) == (row, list(merged))
 
 
+def test_renamings_and_merges_are_undone(tmp_path: Path) -> None:
+    write_table(tmp_path / "rest.csv", 30)
+    path = tmp_path / "out.csv"
+    with start("page", tmp_path / "rest.csv", "-o", path) as server:
+        for index, name in enumerate(("red", "green", "blue")):
+            server.act("label_many", rows=list(range(index, 12, 3)), name=name)
+        before = read_answers(path)
+        server.act("rename", old="green", name="red")
+        server.act("relabel", row=1, name="blue")
+        value = server.act("undo_rename", old="green", name="red")
+        assert [(item["name"], item["rows"]) for item in value["classes"]] == [("red", 4), ("green", 3), ("blue", 5)]
+        server.act("relabel", row=1, name="green")
+        assert read_answers(path) == before
+        server.act("rename", old="blue", name="violet")
+        server.act("label", row=20, name="violet")
+        assert [item["name"] for item in server.act("next")["classes"]] == ["red", "green", "violet"]
+        value = server.act("undo_rename", old="blue", name="violet")
+        assert [(item["name"], item["rows"]) for item in value["classes"]] == [("red", 4), ("green", 4), ("blue", 5)]
+        assert {line[-1] for line in read_answers(path)} == {"red", "green", "blue"}
+        for old, new in (("blue", "violet"), ("green", "red"), ("x", "y")):
+            status, line = server.refuse_action("undo_rename", old=old, name=new)
+            assert (status, line) == (409, f"`old` must be a class that was renamed; got {old!r}.")
+        # The model is fitted to the changed classes; until then the page waits, and does not claim that labels miss.
+        server.act("rename", old="green", name="red")
+        status, content, headers = server.ask("GET", "/api/map")
+        assert status == 200 or (headers["retry-after"], b"is being fitted" in content) == ("1", True)
+
+
+def test_results_follow_labels_that_were_given_during_a_job(tmp_path: Path) -> None:
+    write_table(tmp_path / "rest.csv", 80)
+    with start("page", tmp_path / "rest.csv", "-o", tmp_path / "out.csv") as server:
+        for first in (0, 20, 47):
+            for index, name in enumerate(KINDS):
+                server.act(
+                    "label_many",
+                    rows=list(range(first + index, (first or 0) + (27 if first == 20 else 20), 3)),
+                    name=name,
+                )
+        while (state := server.ask_json("GET", "/api/jobs"))["checked"] < 67 or state["running"]:
+            time.sleep(0.1)
+        assert (state["answered"], state["metrics"]["data"]["rows"]) == (67, 67)
+
+
 def test_a_labelled_table_is_reviewed(tmp_path: Path) -> None:
     write_table(tmp_path / "plain.csv", 30)
     with (tmp_path / "plain.csv").open(newline="", encoding="utf-8") as file:
@@ -248,9 +291,9 @@ def test_confirmed_labels_survive_a_kill(tmp_path: Path) -> None:
     assert all(name == KINDS[row % 3] for row, name in saved.items())
 
 
-def draw(colour: tuple[int, int, int], kind: str = "PNG") -> bytes:
+def draw(colour: tuple[int, int, int], kind: str = "PNG", side: int = 16) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (16, 16), colour).save(file, kind)
+    Image.new("RGB", (side, side), colour).save(file, kind)
     return file.getvalue()
 
 
@@ -313,6 +356,8 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
         assert {path.parent for path in new if path.suffix in {".png", ".jpeg"}} == {tmp_path / "out.added"}
         assert {path.relative_to(tmp_path).parts[0] for path in new} == {"out.added", "out.added.csv"}
         assert sorted(path.suffix for path in (tmp_path / "out.added").iterdir()) == [".jpeg", *[".png"] * 4]
+        large = server.refuse("POST", "/api/add_picture?name=a.png", draw((1, 1, 1), side=5001))
+        assert (large[0], "got 25,010,001, and" in large[1]) == (400, True)
         for bad in (b"", b"<svg onload='alert(1)'/>", b"%!PS-Adobe-3.0 EPSF-3.0", draw((1, 1, 1))[:60]):
             status, line = server.refuse("POST", "/api/add_picture?name=a.png", bad)
             assert (status, "must be a picture that can be read" in line) == (400, True)

@@ -220,3 +220,76 @@ def test_the_page_adds_rows_explains_words_and_undoes_after_a_reload(chromium: B
         chromium.open("about:blank")
         assert [error for error in chromium.errors if "409 (Conflict)" not in error] == []
         chromium.errors.clear()
+
+
+def test_fourteen_classes_are_told_apart_merged_and_split_again(chromium: Browser, tmp_path: Path) -> None:
+    names = [f"class {chr(65 + index)}" for index in range(14)]
+    draw = np.random.default_rng(0)
+    rows = [f"{draw.normal(row % 14):.3f},{draw.normal(row % 5):.3f}" for row in range(120)]
+    (tmp_path / "rest.csv").write_text("\n".join(["x,z", *rows, ""]), encoding="utf-8")
+    progress = "document.getElementById('progress').textContent"
+    with start("page", tmp_path / "rest.csv", "--classes", ",".join(names), "-o", tmp_path / "out.csv") as server:
+        for index, name in enumerate(names):
+            server.act("label_many", rows=[index, index + 14, index + 28], name=name)
+        wait_for_job(server)
+        open_page(chromium, server, "document.querySelectorAll('#keys button').length == 9")
+        chromium.ask("document.getElementById('fixed').click()")
+        # The keys stay where they are: 1 to 9, 0, and letters without a meaning of their own.
+        assert chromium.ask(every("#keys bdi", "each.textContent")) == names
+        assert chromium.ask(every("#keys kbd", "each.textContent")) == list("1234567890abcd")
+        chromium.press("b")
+        chromium.wait(f"{progress}.startsWith('43 labelled')")
+        assert read_answers(tmp_path / "out.csv")[-1][-1] == names[11]
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            top = "getElementById('{}').getBoundingClientRect().top"
+            assert chromium.ask("document." + top.format("keys") + " < innerHeight")
+            below = chromium.ask("document." + top.format("similar-rows") + " - document." + top.format("keys"))
+            assert width == 1280 or below > 0
+            assert chromium.ask("document.documentElement.scrollWidth <= innerWidth")
+            hides = "document.getElementById('counts').scrollHeight > document.getElementById('counts').clientHeight"
+            assert "scroll" in chromium.ask("document.getElementById('n-classes').textContent") or not chromium.ask(
+                hides
+            )
+            chromium.shoot(tmp_path / f"label-{width}.png")
+        chromium.look(width=1280, height=800)
+        check_layout(chromium, "review")
+        # A merge is confirmed; Escape closes the question.
+        for key, labels in (("Escape", 43), ("Enter", 43)):
+            chromium.ask(f"document.getElementById('rename-old').value = '{names[1]}'")
+            chromium.ask(f"document.getElementById('rename-new').value = '{names[0]}'")
+            chromium.ask("document.getElementById('rename').requestSubmit()")
+            chromium.wait("!document.getElementById('similar').hidden")
+            assert chromium.ask("document.getElementById('similar-text').textContent").startswith(
+                f"Merge {names[1]} (3 labels) into {names[0]} (3 labels)?"
+            )
+            chromium.shoot(tmp_path / "merge.png")
+            chromium.press(key)
+            chromium.wait("document.getElementById('similar').hidden")
+            assert chromium.ask(progress).startswith(f"{labels} labelled")
+            shown = f"document.getElementById('renamed').textContent == '{names[1]} was merged with {names[0]}.'"
+            if key == "Escape":
+                assert not chromium.ask(shown)
+            else:
+                chromium.wait(shown)
+        assert sum(line[-1] == names[0] for line in read_answers(tmp_path / "out.csv")) == 6
+        chromium.ask("document.getElementById('undo-rename').click()")
+        chromium.wait("document.getElementById('renamed').textContent.endsWith('is a class again.')")
+        given = [line[-1] for line in read_answers(tmp_path / "out.csv")]
+        assert (given.count(names[0]), given.count(names[1])) == (3, 3)
+        # Results are those of all labels, and the classes have different colours or shapes.
+        chromium.ask("document.getElementById('to-results').click()")
+        tiles = "[...document.querySelectorAll('#tiles dd')].map((each) => each.textContent)"
+        chromium.wait(f"{tiles}.includes('43') && {tiles}.includes('all of them')")
+        server.act("label_many", rows=[100], name=names[0])
+        chromium.ask("document.getElementById('to-results').click()")
+        chromium.wait(f"{tiles}.includes('44') && {tiles}.includes('all of them')")
+        chromium.ask("document.getElementById('draw').click()")
+        chromium.wait("document.querySelectorAll('#legend button').length == 14")
+        colours = chromium.ask(every("#legend i", "getComputedStyle(each).backgroundColor"))
+        assert len({*colours}) == 14
+        chromium.shoot(tmp_path / "results.png")
+        check_layout(chromium, "results")
+        chromium.open("about:blank")
+        assert [error for error in chromium.errors if "409 (Conflict)" not in error] == []
+        chromium.errors.clear()

@@ -30,9 +30,10 @@ from starlette.types import ASGIApp, Message
 
 from protonet import InputError
 from protonet.pipeline import TablePipeline
-from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_access_policy
+from protonet.server.access import AccessPolicy, make_access_policy
+from protonet.server.app import MAX_CONNECTIONS, create_app
+from protonet.server.batches import RequestBatcher
 from protonet.server.parsing import ParsedRows
-from protonet.server.prediction_api import RequestBatcher
 from tests.commands.cases import FAST, Run, do
 from tests.commands.servers import TOKEN, Server, ask_until_refused, make_requests, start
 from tests.strategies import blobs
@@ -147,12 +148,16 @@ schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def make_bomb() -> bytes:
-    """Return a PNG of a few bytes that says it has 2.5 billion pixels."""
-    parts = [(b"IHDR", (50_000).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
+def make_bomb(side: int = 50_000) -> bytes:
+    """Return a PNG of a few bytes that says it has as many pixels per side."""
+    parts = [(b"IHDR", side.to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00"), (b"IDAT", zlib.compress(b"\0"))]
     sums = ((kind + data, zlib.crc32(kind + data)) for kind, data in parts)
     chunks = ((len(part) - 4).to_bytes(4, "big") + part + crc.to_bytes(4, "big") for part, crc in sums)
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def pictures_of(*contents: bytes) -> str:
+    return json.dumps([[base64.b64encode(content).decode()] for content in contents])
 
 
 def make_pickle() -> bytes:
@@ -168,6 +173,13 @@ def test_what_does_not_fit(server: Server) -> None:
         ("mixed", JSON, "[[NaN, 1]]", 400, "`body` must be JSON"),
         ("mixed", JSON, "[" * 100_000, 400, "`body` must be"),
         ("mixed", JSON, '{"rows": []}', 400, "`body` must hold rows"),
+        (
+            "mixed",
+            JSON,
+            '{"rows": [[1, "Rome"]], "proba": 1}',
+            400,
+            "`body` must be of the documented form; got Object c",
+        ),
         ("mixed", JSON, "[[1]]", 400, "`body` must have 2 cells in each row; got 1 in row 0"),
         ("mixed", JSON, '[{"size": 1}]', 400, "`body` must have the model's columns; got row 0 without city"),
         ("mixed", JSON, '[[[], "Rome"]]', 400, "`body` must be of the documented form"),
@@ -186,6 +198,15 @@ def test_what_does_not_fit(server: Server) -> None:
         ("mixed", CSV, "n\n" * 100_001, 400, "must have the model's columns"),
         ("pictures", CSV, "picture\n/etc/passwd\n", 415, "`content-type` must be one of application/json, image/*"),
         ("pictures", "image/png", make_bomb(), 400, "got the request (more than 178,956,970 pixels)"),
+        (
+            "pictures",
+            "image/png",
+            make_bomb(13_000),
+            400,
+            "of at most 25,000,000 pixels each, and 100,000,000 together",
+        ),
+        ("pictures", JSON, pictures_of(make_bomb(5001)), 400, "got 25,010,001, and 25,010,001 together"),
+        ("pictures", JSON, pictures_of(*[make_bomb(4900)] * 5), 400, "got 24,010,000, and 120,050,000 together"),
         ("pictures", "image/png", b"%!PS-Adobe-3.0 EPSF-3.0", 400, "must hold pictures that can be read"),
         ("pictures", JSON, '[{"picture": "/etc/passwd"}]', 400, "must hold pictures"),
         ("pictures", JSON, '[{"picture": 7}]', 400, "must hold pictures as base64"),
@@ -197,6 +218,21 @@ def test_what_does_not_fit(server: Server) -> None:
         assert result[0] == status, result
         assert line in result[1], line
         assert "/tmp" not in result[1], line
+
+
+def test_a_large_picture_takes_little_memory(folder: Path) -> None:
+    """A PNG of 27 megapixels is refused before it is decoded, which takes 500 MB."""
+    file = io.BytesIO()
+    Image.new("RGBA", (5200, 5200), (200, 30, 30, 99)).save(file, "PNG", compress_level=1)
+    with start("serve", folder / "pictures.safetensors") as server:
+        seconds, memory = server.measure()
+        status, line = server.refuse(
+            "POST", "/models/pictures/predict", file.getvalue(), headers={"Content-Type": "image/png"}
+        )
+        assert (status, "got 27,040,000" in line) == (400, True)
+        after = server.measure()
+        assert after[0] - seconds < 0.5
+        assert after[1] - memory < 100
 
 
 def test_unauthorized_requests_and_invalid_addresses_are_refused(server: Server) -> None:
@@ -525,6 +561,10 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
     assert alone[0]["data"] == [post(server, "mixed", '[[1.5, "Rome"]]', JSON)[0]["class"]]
     for model, inputs, line in (
         ("arrays", [tensor | {"data": [1.0]}], "`data` must be FP32 of shape"),
+        ("arrays", [tensor | {"datatype": "INT8", "data": [1000] * 15}], "`data` must be INT8 of shape"),
+        ("arrays", [tensor | {"datatype": "UINT16", "data": [-1] * 15}], "`data` must be UINT16 of shape"),
+        ("arrays", [tensor | {"datatype": "INT64", "data": [0.5] * 15}], "`data` must be INT64 of shape"),
+        ("arrays", [tensor], "`inputs` must each have data, or binary_data_size"),
         ("arrays", [tensor | {"datatype": "FP99", "data": []}], "`datatype` must be one of"),
         ("arrays", [tensor | {"shape": [3, 4], "data": [0] * 12}], "`inputs` must have shape"),
         ("mixed", [size], "`inputs` must hold each of size, city once"),
@@ -539,6 +579,81 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
     assert server.ask("GET", "/v2/health/ready", token="")[0] == 200
     assert server.ask_json("GET", "/v2/models/mixed/ready") == {"ready": True}
     assert server.refuse("GET", "/v2/models/none")[0] == 404
+
+
+def test_kserve_binary_tensors_versions_and_configuration(server: Server, folder: Path) -> None:
+    x = np.load(folder / "rows.npy")[:3]
+    tensor: dict[str, object] = {"name": "x", "shape": [3, 5], "datatype": "FP32"}
+    path = "/v2/models/arrays/versions/1/infer"
+    expected = server.ask_json("POST", path, {"inputs": [tensor | {"data": x.tolist()}]})
+    assert expected["model_version"] == "1"
+
+    def infer(model: str, head: object, *data: bytes, size: int | str | None = None) -> tuple[int, bytes, str]:
+        text = json.dumps(head).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text) if size is None else size)}
+        body = text + b"".join(data)
+        status, content, answered = server.ask("POST", f"/v2/models/{model}/infer", body, headers)
+        return status, content, answered.get("inference-header-content-length", "")
+
+    binary = tensor | {"parameters": {"binary_data_size": x.nbytes}}
+    status, content, _ = infer("arrays", {"inputs": [binary]}, x.astype("<f4").tobytes())
+    assert (status, json.loads(content)) == (200, expected)
+    for more in (
+        {"parameters": {"binary_data_output": True}},
+        {"outputs": [{"name": item["name"], "parameters": {"binary_data": True}} for item in expected["outputs"]]},
+    ):
+        status, content, size = infer("arrays", {"inputs": [binary], **more}, x.astype("<f4").tobytes())
+        head, rest = json.loads(content[: int(size)]), content[int(size) :]
+        assert status == 200
+        for output, full in zip(head["outputs"], expected["outputs"], strict=True):
+            n = output["parameters"]["binary_data_size"]
+            data, rest = rest[:n], rest[n:]
+            if full["datatype"] == "FP64":
+                assert np.frombuffer(data, "<f8").tolist() == full["data"]
+            else:
+                texts = [len(text).to_bytes(4, "little") + text.encode() for text in full["data"]]
+                assert data == b"".join(texts)
+        assert rest == b""
+    number, city = np.array([1.5], "<f8").tobytes(), (4).to_bytes(4, "little") + b"Rome"
+    columns = [
+        {"name": "size", "shape": [1], "datatype": "FP64", "parameters": {"binary_data_size": 8}},
+        {"name": "city", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 8}},
+    ]
+    status, content, _ = infer("mixed", {"inputs": columns}, number, city)
+    (label, *_) = json.loads(content)["outputs"]
+    assert label["data"] == [post(server, "mixed", '[[1.5, "Rome"]]', JSON)[0]["class"]]
+    for head, data, length, line in (
+        ({"inputs": [binary]}, x.tobytes()[:-1], None, "`inputs` must each have data, or binary_data_size"),
+        ({"inputs": [binary]}, x.tobytes() + b"1", None, "`body` must end with the data of its binary tensors"),
+        ({"inputs": [binary]}, x.tobytes(), "-1", "`inference-header-content-length` must be the number of bytes"),
+        ({"inputs": [binary]}, x.tobytes(), 10**6, "`inference-header-content-length` must be the number of bytes"),
+        ({"inputs": [binary | {"datatype": "BYTES"}]}, b"\xff" * 60, None, "`body` must hold BYTES data"),
+    ):
+        status, content, _ = infer("arrays", head, data, size=length)
+        assert (status, line in json.loads(content)["error"]) == (400, True), content
+    assert server.ask_json("GET", "/v2")["extensions"] == ["binary_tensor_data", "model_configuration"]
+    for place in ("mixed", "mixed/versions/1"):
+        assert server.ask_json("GET", f"/v2/models/{place}")["versions"] == ["1"]
+        config = server.ask_json("GET", f"/v2/models/{place}/config")
+        assert [(item["name"], item["data_type"], item["dims"]) for item in config["input"]] == [
+            ("size", "TYPE_FP64", [-1]),
+            ("city", "TYPE_STRING", [-1]),
+        ]
+        assert server.ask_json("GET", f"/v2/models/{place}/ready") == {"ready": True}
+    assert server.refuse("GET", "/v2/models/mixed/versions/2")[0] == 404
+    assert server.refuse("POST", "/v2/models/mixed/versions/2/infer", '{"inputs": []}')[0] == 404
+
+
+@pytest.mark.parametrize("name", ["Host", "Authorization", "Content-Type"])
+def test_repeated_headers_are_refused(server: Server, name: str) -> None:
+    values = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}", "Content-Type": JSON}
+    lines = [f"{header}: {value}" for header, value in [*values.items(), (name, values[name])]]
+    with connect(server) as connection:
+        head = "\r\n".join(["POST /models/mixed/predict HTTP/1.1", *lines, "Content-Length: 2", "Connection: close"])
+        connection.sendall(f"{head}\r\n\r\n[]".encode())
+        answer = receive_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert f"`{name}` must be given once; got it 2 times." in answer.decode()
 
 
 def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

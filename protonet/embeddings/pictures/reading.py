@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import os
@@ -9,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
@@ -403,14 +405,32 @@ def decode_image(path: Path | BinaryIO, min_side: int | None = None) -> Image:
         raise ValueError(f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels") from error
     except RuntimeError as error:  # the AVIF decoder, of damaged files
         raise ValueError(str(error)) from error
+    except MemoryError as error:
+        raise ValueError("more pixels than there is memory for") from error
+
+
+def count_pixels(file: Path | BinaryIO) -> int:
+    """Read the number of pixels of an image file from its header; return 0 if `decode_image` could not open it."""
+    from PIL import Image  # noqa: PLC0415 - optional
+
+    try:
+        with Image.open(file, formats=_list_decoded_formats()) as image:
+            return image.width * image.height
+    except (*UNREADABLE_IMAGE_ERRORS, Image.DecompressionBombError, RuntimeError, MemoryError):
+        return 0
 
 
 @lru_cache(maxsize=1)
 def _list_decoded_formats() -> tuple[str, ...]:
-    """List the formats that this Pillow decodes."""
-    from PIL import Image, features  # noqa: PLC0415 - optional
+    """List the formats that this Pillow decodes; keep its TIFF decoder from writing to stderr."""
+    import PIL  # noqa: PLC0415 - optional
+    from PIL import Image, features  # noqa: PLC0415
 
     Image.init()
+    # libtiff describes damaged files on stderr, several lines for each, beside the error that is raised.
+    for library in Path(PIL.__file__).parents[1].glob("pillow.libs/libtiff-*.so*"):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(str(library)).TIFFSetErrorHandler(None)
     return (*IMAGE_FORMATS, "AVIF") if "avif" in features.modules and features.check("avif") else IMAGE_FORMATS
 
 

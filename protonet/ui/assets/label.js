@@ -2,12 +2,12 @@
 // The labelling page. The server has all state; the browser tab keeps its identifier and the steps that it can undo.
 (() => {
   const parameters = new URLSearchParams(location.search), token = parameters.get("token") || "";
-  const MAX_LISTED = 60, MAX_SELECTED = 200, COLOURS = 10, DIGITS = "123456789";
+  const MAX_LISTED = 60, MAX_SELECTED = 200, COLOURS = 20, DIGITS = "123456789", KEYS = DIGITS + "0abcdeghijklmopqrtvwxyz"; // without f, n, s, u
   const get = (id) => document.getElementById(id);
   const store = (key, value) => { try { sessionStorage.setItem(key, JSON.stringify(value)); } catch { /* no storage: undo ends at a reload */ } };
   const load = (key, value) => { try { return JSON.parse(sessionStorage.getItem(key)) ?? value; } catch { return value; } };
   const makeTab = () => [...crypto.getRandomValues(new Uint8Array(12))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-  let tab = load("tab", makeTab()), steps = load("steps", []), state, question, busy = false, names = [];
+  let tab = load("tab", makeTab()), steps = load("steps", []), state, question, busy = false, names = [], counts = {}, choices = [];
   store("tab", tab);
 
   // Control characters are shown escaped; text from outside is never parsed as markup.
@@ -27,7 +27,7 @@
     return make("table", {}, ...header, make("tbody", {}, ...lines));
   };
 
-  const request = async (path, body, media) => {
+  const request = async (path, body, media, tries = 15) => {
     const headers = { Authorization: "Bearer " + token, ...(media ? { "Content-Type": media } : {}) };
     let response;
     try {
@@ -36,6 +36,10 @@
       throw new Error("The server does not answer. All labels that it confirmed are saved: start the same command again.");
     }
     const value = await response.json();
+    if (response.headers.has("retry-after") && tries) { // a model is being fitted, for example
+      await new Promise((resolve) => { setTimeout(resolve, 1000); });
+      return request(path, body, media, tries - 1);
+    }
     if (!response.ok) throw Object.assign(new Error(value.error), { status: response.status });
     return value;
   };
@@ -49,21 +53,30 @@
       get("error").hidden = false;
     }
   };
+  // Ask a question with one or two answers; the result is the index of the answer, or -1 for none.
+  const ask = async (text, ...answers) => {
+    const ids = ["use-similar", "use-new"], focused = document.activeElement;
+    get("similar-text").replaceChildren(...text);
+    ids.forEach((id, index) => {
+      get(id).hidden = !answers[index];
+      get(id).replaceChildren(...(answers[index] || []));
+    });
+    get("similar").hidden = false;
+    get("similar").scrollIntoView({ block: "nearest" });
+    get("use-similar").focus();
+    const choice = await new Promise((resolve) => {
+      for (const id of [...ids, "use-none"]) get(id).onclick = () => resolve(id);
+    });
+    get("similar").hidden = true;
+    focused.focus();
+    return ids.indexOf(choice);
+  };
   // Send a label; if its class is new and similar to another one, ask which is meant.
   const send = async (path, values) => {
     const value = await post(path, values);
     if (value.similar === undefined) return value;
-    get("similar-text").replaceChildren("There is a class ", bdi(value.similar), ". Did you mean it?");
-    get("use-similar").replaceChildren("Use ", bdi(value.similar));
-    get("use-new").replaceChildren("Add ", bdi(values.name));
-    get("similar").hidden = false;
-    get("use-similar").focus();
-    const choice = await new Promise((resolve) => {
-      for (const id of ["use-similar", "use-new", "use-none"]) get(id).onclick = () => resolve(id);
-    });
-    get("similar").hidden = true;
-    if (choice === "use-none") return null;
-    return post(path, choice === "use-new" ? { ...values, create: true } : { ...values, name: value.similar });
+    const choice = await ask(["There is a class ", bdi(value.similar), ". Did you mean it?"], ["Use ", bdi(value.similar)], ["Add ", bdi(values.name)]);
+    return choice < 0 ? null : post(path, choice ? { ...values, create: true } : { ...values, name: value.similar });
   };
 
   const baseName = (path) => String(path).split(/[\\/]/).pop();
@@ -86,11 +99,14 @@
   // Progress, on every view.
   const showProgress = (value) => {
     names = value.classes.map((item) => item.name);
+    counts = Object.fromEntries(value.classes.map((item) => [item.name, item.rows]));
     get("progress").textContent = value.answered + " labelled, " + value.left + " left" + (value.flagged ? ", " + value.flagged + " flagged" : "");
     get("missing").hidden = !value.missing.length;
     get("missing").textContent = value.missing.length === 0 ? "" : (value.missing.length === 1 ? "1 picture does" : value.missing.length + " pictures do") + " not exist any more and " + (value.missing.length === 1 ? "is" : "are") + " skipped: " + value.missing.slice(0, 5).map(printable).join(", ") + (value.missing.length > 5 ? " ..." : "");
     get("names").replaceChildren(...names.map((name) => make("option", { value: name })));
     get("counts").replaceChildren(tableOf([], value.classes.map((item) => [bdi(item.name), String(item.rows)])));
+    const hides = get("counts").scrollHeight > get("counts").clientHeight;
+    get("n-classes").textContent = names.length + (names.length === 1 ? " class" : " classes") + (hides ? "; scroll to see all" : "");
     const next = value.next_check ? "Computed again after " + value.next_check + " more labels." : "Computing ...";
     get("accuracy").textContent = (value.check ? "Accuracy of " + value.checked + " labels: " + percent(value.check.accuracy, 1) + " (95 % interval " + interval(value.check.interval) + "). " : "Accuracy: not known yet. ") + next;
     for (const id of ["filter-class", "rename-old"]) {
@@ -108,9 +124,11 @@
     const ended = value.row === null;
     get("reason").textContent = ended ? "" : "Row " + value.row + ": " + printable(value.reason);
     get("question").replaceChildren(...(ended ? [] : drawRow(value, true)));
-    get("keys").replaceChildren(...(ended ? [] : value.likely).map((item, index) => {
+    const fixed = get("fixed").checked, known = Object.fromEntries((value.likely || []).map((item) => [item.name, item]));
+    choices = ended ? [] : fixed ? names.map((name) => known[name] || { name, probability: null }) : value.likely;
+    get("keys").replaceChildren(...choices.map((item, index) => {
       const probability = item.probability === null ? [] : [make("span", { className: "unit" }, percent(item.probability))];
-      return make("li", {}, make("button", { type: "button", onclick: () => label(item.name) }, make("kbd", {}, String(index + 1)), bdi(item.name), ...probability));
+      return make("li", {}, make("button", { type: "button", onclick: () => label(item.name) }, make("kbd", {}, KEYS[index] || ""), bdi(item.name), ...probability));
     }));
     get("near").replaceChildren(...(ended ? [] : value.near).map(labelled));
     get("similar-rows").hidden = ended || !value.near.length;
@@ -121,7 +139,7 @@
     showAll();
   };
   const showAll = () => {
-    const text = get("new").value.trim().toLowerCase(), many = names.length > DIGITS.length && question.row !== null;
+    const text = get("new").value.trim().toLowerCase(), many = names.length > DIGITS.length && question.row !== null && !get("fixed").checked;
     const shown = many ? names.filter((name) => name.toLowerCase().includes(text)) : [];
     get("all").hidden = !many;
     get("all").replaceChildren(...shown.map((name) => make("li", {}, make("button", { type: "button", onclick: () => label(name) }, bdi(name)))));
@@ -138,7 +156,7 @@
       get("new").value = "";
       showQuestion(value);
     } catch (error) {
-      if (path === "api/undo" && error.status === 409) { // the row was changed elsewhere: the step before can still be undone
+      if (path.startsWith("api/undo") && error.status === 409) { // the row was changed elsewhere: the step before can still be undone
         steps.pop();
         store("steps", steps);
         get("undo").disabled = !steps.length;
@@ -148,10 +166,11 @@
   });
   const leave = (path, values) => question && question.row !== null && step(path, { row: question.row, ...values }, ((row) => (value) => steps.push({ row, seen: value.label }))(question.row));
   const label = (name) => leave("api/label", { name });
-  const undo = () => steps.length && step("api/undo", steps[steps.length - 1], () => steps.pop());
+  const undo = () => steps.length && step(steps[steps.length - 1].old === undefined ? "api/undo" : "api/undo_rename", steps[steps.length - 1], () => steps.pop());
   get("skip").onclick = () => leave("api/skip");
   get("flag").onclick = () => leave("api/flag");
   get("undo").onclick = undo;
+  get("fixed").onchange = () => { store("fixed", get("fixed").checked); if (question) showQuestion(question); };
   get("add").onsubmit = (event) => {
     event.preventDefault();
     const name = get("new").value;
@@ -159,15 +178,20 @@
     label(name);
   };
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !get("similar").hidden) {
+      event.preventDefault();
+      get("use-none").click();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || get("label").hidden) return;
     if (event.target.matches("input, textarea, select")) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
     if (!get("similar").hidden) return;
-    const index = event.key.length === 1 ? DIGITS.indexOf(event.key) : -1;
+    const index = event.key.length === 1 ? (get("fixed").checked ? KEYS : DIGITS).indexOf(event.key) : -1;
     const keys = { s: () => get("skip").click(), u: undo, f: () => get("flag").click(), n: () => get("new").focus() };
-    if (index >= 0 && question && question.row !== null && question.likely[index]) label(question.likely[index].name);
+    if (index >= 0 && choices[index]) label(choices[index].name);
     else if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   addEventListener("pagehide", () => {
@@ -216,11 +240,26 @@
   get("rename").onsubmit = guarded(async (event) => {
     event.preventDefault();
     const old = get("rename-old").value, name = get("rename-new").value.trim(), merged = names.includes(name);
+    const many = (each) => [bdi(each), " (" + counts[each] + (counts[each] === 1 ? " label" : " labels") + ")"];
+    if (merged && name !== old && (await ask(["Merge ", ...many(old), " into ", ...many(name), "? All of them become ", bdi(name), "."], ["Merge into ", bdi(name)])) < 0) return;
     const value = await send("api/rename", { old, name });
     if (value === null) return;
+    steps.push({ old, name });
+    store("steps", steps);
+    get("undo").disabled = get("undo-rename").hidden = false;
     showProgress(value);
     get("renamed").replaceChildren(bdi(old), merged ? " was merged with " : " was renamed to ", bdi(name), ".");
     get("rename-new").value = "";
+    await review();
+  });
+
+  get("undo-rename").onclick = guarded(async () => {
+    const last = steps.map((item) => item.old !== undefined).lastIndexOf(true), { old, name } = steps[last];
+    showProgress(await post("api/undo_rename", { old, name }));
+    steps.splice(last, 1);
+    store("steps", steps);
+    get("renamed").replaceChildren(bdi(old), " is a class again.");
+    get("undo-rename").hidden = !steps.some((item) => item.old !== undefined);
     await review();
   });
 
@@ -332,6 +371,8 @@
     if (value.metrics) await showMetrics(value);
     get("files").replaceChildren(...[...value.ready, "labelled"].map((name) => make("li", {}, make("a", { href: "download?file=" + name + "&token=" + encodeURIComponent(token), download: "" }, FILES[name]))));
     if (value.error) throw new Error(value.error);
+    // Labels that were given during the job.
+    if (!value.fresh && value.answered > 1 && !get("results").hidden) await start("results");
   };
   const start = guarded(async (job) => follow(await post("api/jobs", { job })));
   get("compute").onclick = () => start("results");
@@ -351,7 +392,8 @@
       const [x, y] = place(index);
       pen.globalAlpha = only >= 0 && points.predicted[index] !== only ? 0.06 : 0.75;
       pen.fillStyle = colours[points.predicted[index] % COLOURS];
-      pen.fillRect(x - size / 2, y - size / 2, size, size);
+      if (points.predicted[index] % COLOURS < 10) pen.fillRect(x - size / 2, y - size / 2, size, size);
+      else { pen.beginPath(); pen.arc(x, y, size / 2 + 1, 0, 7); pen.fill(); }
       if (chosen.has(points.row[index])) frame(x, y, 12, accent);
       if (points.label[index] >= 0) frame(x, y, 8, ink);
     });
@@ -374,7 +416,7 @@
     get("selection").hidden = get("point").hidden = true;
     get("lasso").hidden = get("map").hidden = false;
     get("legend").replaceChildren(...points.names.map((name, number) => {
-      const dot = make("i");
+      const dot = make("i", { className: number % COLOURS < 10 ? "" : "round" });
       dot.style.background = "var(--c" + (number % COLOURS) + ")";
       const button = make("button", { type: "button", "aria-pressed": "false" }, dot, bdi(name));
       button.onclick = () => {
@@ -569,6 +611,7 @@
     place.append(button);
     if (place.parentElement.matches("h2")) place.parentElement.after(note); else place.append(note);
   });
+  get("fixed").checked = load("fixed", false);
   get("by").value = load("by", "");
   get("by").onchange = () => store("by", get("by").value);
   // A duplicated tab has the identifier and the steps of the first one: it takes a new identifier, and no steps.

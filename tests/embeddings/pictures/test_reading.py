@@ -213,6 +213,17 @@ def test_float_and_wide_pixels_are_scaled_by_their_range(tmp_path: Path) -> None
         read_tiff(path, np.full((8, 8), np.nan, np.float32))
 
 
+def test_a_damaged_tiff_writes_nothing_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The error names the file; libtiff alone would add a line for each damaged strip."""
+    path = tmp_path / "x.tif"
+    draw("disc", 5).convert("1").save(path, compression="group4")
+    content = path.read_bytes()
+    for start in range(8, 60):
+        path.write_bytes(content[:start] + bytes(3) + content[start + 3 :])
+        detect_broken_pictures([path])
+    assert capfd.readouterr().err == ""
+
+
 def test_equal_pixels_in_two_classes_are_reported(tmp_path: Path) -> None:
     root = write_folders(tmp_path, per_class=3)
     with Image.open(root / "disc" / "0.jpg") as decoded:
