@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from protonet.network import Encoder, PrototypeNetwork
     from protonet.optimizer import CustomOptimizer
 
+#: Without `ProtoNetClassifier`, which needs scikit-learn, and `CustomOptimizer`, whose base class takes a second to import.
 __all__ = [
-    "CustomOptimizer",
     "Encoder",
     "InputError",
     "InputTypeError",
     "MissingPackageError",
     "Model",
-    "ProtoNetClassifier",
     "PrototypeNetwork",
     "load_model",
     "save_model",
@@ -54,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *LAZY_EXPORTS, "__version__"})
