@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from protonet.errors import DISTRIBUTION_NAME, InputError, InputTypeError, MissingPackageError, installed_version
 
 if TYPE_CHECKING:
-    from protonet.estimator import ProtoNetClassifier
+    from protonet.estimator import ProtoNetClassifier as ProtoNetClassifier
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
     from protonet.network import Encoder, PrototypeNetwork
-    from protonet.optimizer import CustomOptimizer
+    from protonet.optimizer import CustomOptimizer as CustomOptimizer
 
-#: Without `ProtoNetClassifier`, which needs scikit-learn, and `CustomOptimizer`, whose base class takes a second to import.
+#: Without `ProtoNetClassifier`, which needs scikit-learn, and `CustomOptimizer`, whose base class is slow to import.
 __all__ = [
     "Encoder",
     "InputError",

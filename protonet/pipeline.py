@@ -5,6 +5,7 @@ The scikit-learn estimator, the commands and the servers parse input, call one o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import JsonDict
 from protonet._text import normalize_spelling, shorten_list
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.loading import AUTO, NONE, EncoderName, describe_encoder, get_encoder_modality, reload_encoder
 from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.errors import raise_input_error
-from protonet.files.archive import count_training_rows
+from protonet.files.metadata import TrainingMetadata, count_training_rows
 from protonet.files.model import Model, read_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.cross_validation import (
@@ -38,9 +38,8 @@ from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAMES_ONLY_SHARPENING, c
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
-from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, parse_class_counts
+from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, pad_class_counts
 from protonet.metrics import calibrate_known_scores, compute_class_metrics, compute_metrics
-from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, list_fitted_columns
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
@@ -73,7 +72,7 @@ class TrainingTable:
     weights: Tensor | None = None  #: (n,) > 0, sample weights; None for equal weights.
     groups: Tensor | None = None  #: (n,) int64; rows of the same group are held out together. None without groups.
     class_name_rows: ClassNameRows | None = None  #: The embedded class names; None if class names do not help.
-    metadata: JsonDict = field(default_factory=dict)  #: Entries for the metadata of the model file.
+    metadata: TrainingMetadata = field(default_factory=TrainingMetadata)  #: The metadata of the model file.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +117,7 @@ class TablePipeline(Model):
             network=solution.network,
             classes=table.classes,
             columns=table.columns,
-            metadata={**table.metadata, "views": solution.view_influences},
+            metadata=replace(table.metadata, view_influences=solution.view_influences),
             encoding=table.encoding,
         )
         return pipeline, solution
@@ -212,32 +211,29 @@ class TablePipeline(Model):
     @property
     def label_column(self) -> str:
         """The name of the column of labels in the training table."""
-        return str(self.metadata.get("label", DEFAULT_LABEL_COLUMN))
+        return self.metadata.label_column
 
     @property
     def missing_texts(self) -> frozenset[str]:
         """The texts that mean a missing value, in lower case, as in ``fit``; the default ones if none are stored."""
-        values = self.metadata.get("missing_values")
-        if isinstance(values, list) and all(type(value) is str for value in values):
-            return parse_missing_texts(values)
-        return MISSING_TEXTS
+        texts = self.metadata.missing_texts
+        return MISSING_TEXTS if texts is None else parse_missing_texts(texts)
 
     @property
     def sample_counts(self) -> list[int]:
         """The number of training rows of each class; samples that stand for embedded class names do not count."""
-        return count_training_rows(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
+        return count_training_rows(self.network.counts.tolist(), self.classes, self.metadata.class_names)
 
     @property
     def new_row_spec(self) -> ReadSpec:
         """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
-        dropped = self.metadata.get("left_out")
         names = tuple(map(normalize_spelling, self.columns or ()))  # those of data frames may have another form
         return ReadSpec(
             label_column=self.label_column,
             require_labels=False,
             columns=names if names and len(set(names)) == len(names) else self.columns,
             n_features=len(self.n_features_per_column),
-            ignored_columns=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
+            ignored_columns=self.metadata.dropped_columns,
             missing_texts=self.missing_texts,
             class_names=tuple(map(str, self.classes)),
         )
@@ -271,7 +267,7 @@ class TablePipeline(Model):
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
         """Copy a table so that reading it converts numbers as in ``fit``, checks column types and monitors drift."""
         table = convert_to_training_formats(table, self.encoding, decimal=spec.decimal_mark)
-        monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.n_features_per_column))
+        monitor = DriftMonitor(self.metadata.column_statistics, self.encoding, len(self.n_features_per_column))
         return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
 
     def encode(self, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
@@ -301,9 +297,9 @@ class TablePipeline(Model):
     def uninformative_logits(self) -> Tensor | None:
         """The logits (num_classes,) of rows without a known cell, by class frequencies; None for the network's."""
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
-        if self.metadata.get("balanced") or not bool(counts.any()):
+        if self.metadata.balanced or not bool(counts.any()):
             return compute_uninformative_logits(self.network.has_samples, torch.zeros(classes))
-        return compute_uninformative_logits(counts, parse_class_counts(self.metadata.get("uninformative"), classes))
+        return compute_uninformative_logits(counts, pad_class_counts(self.metadata.uninformative_counts, classes))
 
     def warn_cancelled_classes(self) -> list[str]:
         """Return a warning about classes without a prototype, whose embeddings sum to zero; an empty list if none."""
@@ -381,7 +377,7 @@ class TablePipeline(Model):
 
     def format_held_out_location(self, row: int) -> str:
         """Format where held-out row number ``row``, from 0, is in the training file, such as "line 18"."""
-        return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
+        return str(self.metadata.position_format).replace("{}", str(int(self.held_out_positions[row])))
 
     def with_cross_validation(
         self, cv: CrossValidation, groups: dict[str, int], hashes: Tensor, positions: Tensor
@@ -395,27 +391,26 @@ class TablePipeline(Model):
             positions: (held_out,) int64, the position of each held-out row in the training file.
         """
         samples = replace(self, network=cv.network).sample_counts
-        metadata = self.metadata | {"samples": samples, "groups": groups}
+        metadata = replace(self.metadata, sample_counts=tuple(samples), group_indices=groups)
         if len(cv.labels):
             metrics = measure_cross_validation(cv)
             scores = score_class_frequencies(torch.tensor(samples), len(cv.labels))
-            metadata["held_out"] = {
+            stored = {
                 "rows": round(float(cv.weights.sum())),
-                **vars(metrics),
-                "confusion": metrics.confusion.tolist(),
+                **json.loads(json.dumps(vars(metrics) | {"confusion": metrics.confusion.tolist()})),
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
             known = score_known_class_of_held_out_rows(cv)
-            metadata["scores"] = calibrate_known_scores(known, float(cv.known_score_offset)).tolist()
+            known_scores = tuple(calibrate_known_scores(known, float(cv.known_score_offset)).tolist())
+            metadata = replace(metadata, cross_validation=stored, known_scores=known_scores)
         update_state = cross_validation_tensors(cv)
         update_state |= {TRAINING_HASHES_ENTRY: hashes, HELD_OUT_POSITIONS_ENTRY: positions}
         return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.fold_models)
 
     def without_cross_validation(self) -> TablePipeline:
         """Copy the pipeline without the results of cross-validation, which would not hold after samples are added."""
-        dropped = {"held_out", "scores", "groups"}
-        return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
+        return replace(self, metadata=replace(self.metadata, cross_validation=None, known_scores=(), group_indices={}))
 
     def as_single_fold(self, features: Tensor, labels: Tensor) -> CrossValidation:
         """Make a `CrossValidation` of one fold: its held-out rows are new rows (n, dim), its model this network."""
@@ -458,23 +453,21 @@ class TablePipeline(Model):
         cv = self.cross_validation or replace(nothing, fold_models=())
         for network in (cv.network, *cv.fold_models):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
-        indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})
+        indices, known_groups = extended.class_indices(labels), self.metadata.group_indices
         group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])
         add_samples_to_folds(cv, features, indices, len(classes), group_ids)
         if uninformative_mask.any():
-            counts = parse_class_counts(self.metadata.get("uninformative"), len(classes))
+            counts = pad_class_counts(self.metadata.uninformative_counts, len(classes))
             counts += torch.bincount(indices[torch.from_numpy(uninformative_mask)], minlength=len(classes))
-            extended = replace(extended, metadata=self.metadata | {"uninformative": counts.tolist()})
+            extended = replace(extended, metadata=replace(self.metadata, uninformative_counts=tuple(counts.tolist())))
         hashes = torch.cat([self.training_hashes, hash_rows(features)])
         return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
         """Suggest ``n`` of ``rows`` (m,) of x (total, dim) to label next, with reasons that use class ``names``."""
         by_name = None
-        if isinstance(named := self.metadata.get("named"), dict):
-            texts = named.get("descriptions")
-            if not isinstance(texts, list) or [type(text) for text in texts] != [str] * len(self.classes):
-                texts = None
+        if (named := self.metadata.class_names) is not None:
+            texts = named.descriptions if len(named.descriptions) == len(self.classes) else None
             by_name = classify_by_names(self.encoding, self.classes, x, texts)
         return suggest_rows(self.network, x, n, names, unlabelled_rows=rows, nearest_name=by_name)
 

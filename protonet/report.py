@@ -130,7 +130,7 @@ def evaluate_to_dict(
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = compute_metrics(logits[known], labels[known]), score_known_class(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown_labels else None
-    frequent, balanced = score_class_frequencies(counts, rows), bool(model.metadata.get("balanced"))
+    frequent, balanced = score_class_frequencies(counts, rows), model.metadata.balanced
     baselines, sample = {MOST_FREQUENT_CLASS: frequent}, EvaluationSample.with_defaults(rows)
     compared = compare_baselines(logits[known], labels[known], baselines, sample, balanced=balanced)
     others = {"rows": sum(unknown_labels.values()), "classes": dict(unknown_labels), "auroc": auroc}
@@ -423,7 +423,7 @@ def compare_with_baselines(cv: CrossValidation, solution: Solution, model: Table
     """Evaluate the model, then its baselines, on the held-out rows, as dicts for JSON; [] without held-out rows."""
     if not len(cv.labels):
         return []
-    balanced = bool(model.metadata.get("balanced"))
+    balanced = model.metadata.balanced
     frequent = score_class_frequencies(torch.tensor(model.sample_counts), len(cv.labels))
     baselines = {MOST_FREQUENT_CLASS: frequent, **predict_baselines(solution.training_set)}
     return compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
@@ -436,7 +436,7 @@ def fit_results_to_dict(
 
     ``table`` is the result of `table_to_dict` for the training table ``name``.
     """
-    results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
+    results: JsonDict = {"command": "fit", "table": name, "views": model.metadata.view_influences, "data": table}
     if not len(cv.labels):
         return results
     results |= metrics_to_dict(name, model.classes, measure_cross_validation(cv))

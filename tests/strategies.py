@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from protonet import Encoder, PrototypeNetwork
 from protonet.files.archive import CONFIG_ENTRY, TENSORS_ENTRY
+from protonet.files.metadata import TrainingMetadata
 from protonet.files.model import Model
 from protonet.fit.search import (
     EFFORTS,
@@ -196,7 +197,7 @@ def make_model(*, learned: bool = True, raw: bool = False) -> Model:
     classes = ("ant", "bee", "Käfer", "ждун", 'a "b",\nc', "", "new")
     columns = tuple(f"column {index}" for index in range(8))
     held_out = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
-    metadata = {"accuracy": [0.5, 0.75], "views": {"raw": 1.0}, "text": "ä\n"}
+    metadata = TrainingMetadata(label_column="ä\n", view_influences={"raw": 1.0}, sample_counts=(3,) * 7)
     return Model(
         network=make_network(learned=learned, raw=raw),
         classes=classes,

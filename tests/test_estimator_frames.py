@@ -26,6 +26,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from protonet import load_model, save_model
 from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
+from protonet.files.metadata import TrainingMetadata
 from protonet.fit.search import EFFORTS
 from protonet.pipeline import TablePipeline
 from protonet.tables.frames import read_frame
@@ -118,8 +119,8 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}
     assert (loaded.effort, loaded.random_state) == ("fast", seed)
     loaded.save(tmp_path / "again.protonet")
-    fields = [TablePipeline.load(path).metadata.keys() for path in (model, tmp_path / "again.protonet")]
-    assert fields[0] - fields[1] == {"held_out", "scores", "groups"}
+    fields = [TablePipeline.load(path).metadata.to_json().keys() for path in (model, tmp_path / "again.protonet")]
+    assert fields[0] - fields[1] == {"cross_validation", "known_scores"}
     FITTED.save(saved)
     own = NEW[loaded.feature_names_in_]
     for path, estimator, rows, atol in ((model, loaded, own, 1e-3), (saved, FITTED, NEW, 1e-5)):
@@ -337,16 +338,16 @@ def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> N
 def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "trees.safetensors"
     make().fit(FRAME[["height", "bark"]].rename(columns={"bark": "label"}), Y).save(path)
-    assert load_model(path).metadata["label"] == "label_"
+    assert load_model(path).metadata.label_column == "label_"
     FITTED.save(path)
     model = load_model(path)
-    odd = {"effort": ["fast"], "seed": -1, "label": 3, "features": {"height": "tall"}}
+    odd = TrainingMetadata(effort="another", seed=-1, column_descriptions={"height": "tall"})
     save_model(tmp_path / "odd.safetensors", replace(model, metadata=odd))
     loaded = ProtoNetClassifier.load(tmp_path / "odd.safetensors")
     assert loaded.get_params() == ProtoNetClassifier().get_params()
     assert list(loaded.columns_) == loaded.feature_names_in_.tolist() == list(model.columns or ())
-    assert (model.metadata["label"], model.metadata["left_out"]) == ("kind", ["country", "empty"])
-    assert model.metadata["samples"] == [12, 12, 12]
+    assert (model.metadata.label_column, model.metadata.dropped_columns) == ("kind", ("country", "empty"))
+    assert model.metadata.sample_counts == (12, 12, 12)
 
 
 def test_commands_match_names_of_columns_in_another_form(tmp_path: Path, run: Run) -> None:

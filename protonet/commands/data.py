@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import JsonDict, progress_bar
+from protonet._io import progress_bar
 from protonet._text import plural, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, PageOptions, ReadOptions, SuggestOptions
 from protonet.commands.rows import TableRows, get_column_types, parse_column_types, warn_contradictory_labels
 from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import install_command, raise_input_error
+from protonet.files.metadata import TrainingMetadata
 from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
-from protonet.fit.names import embed_class_names
+from protonet.fit.names import describe_class_names, embed_class_names
 from protonet.fit.solver import Solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.pipeline import TablePipeline, TrainingTable
@@ -264,32 +265,28 @@ def _make_metadata(
     cells: Sequence[np.ndarray],
     names: ClassNameRows | None,
     empty: np.ndarray,
-) -> JsonDict:
+) -> TrainingMetadata:
     """Make the metadata of the model file: options, numbers of rows per class, and statistics of the columns."""
     counts, empty_counts = (
         np.bincount(labels, minlength=len(rows.classes)).tolist() for labels in (rows.labels, rows.labels[empty])
     )
     extra = [name for name in (options.group, options.id) if name is not None]
-    metadata: JsonDict = {
-        "label": options.label or "label",
-        "effort": options.effort,
-        "seed": options.seed,
-        "samples": counts,
-        "group": options.group,
-        "id": options.id,
-        "left_out": [*extra, *options.drop, *rows.table.unused_columns, *encoded.dropped_columns],
-        "position_format": rows.table.position_format,
-        "time_limit": options.time_limit,
-        "balanced": options.balanced or None,
-        "seen": compute_column_statistics(cells, encoded.encoding, counts),
-    }
-    if any(empty_counts):
-        metadata["uninformative"] = empty_counts
-    if options.missing_values is not None:
-        metadata["missing_values"] = options.missing_values.split(",")
-    if names is not None:
-        metadata["named"] = names.to_dict(rows.classes)
-    return metadata
+    return TrainingMetadata(
+        label_column=options.label or "label",
+        effort=options.effort,
+        seed=options.seed,
+        sample_counts=tuple(counts),
+        group_column=options.group,
+        id_column=options.id,
+        dropped_columns=(*extra, *options.drop, *rows.table.unused_columns, *encoded.dropped_columns),
+        position_format=rows.table.position_format,
+        time_limit=options.time_limit,
+        balanced=options.balanced,
+        column_statistics=compute_column_statistics(cells, encoded.encoding, counts),
+        uninformative_counts=tuple(empty_counts) if any(empty_counts) else (),
+        missing_texts=None if options.missing_values is None else tuple(options.missing_values.split(",")),
+        class_names=None if names is None else describe_class_names(names, rows.classes),
+    )
 
 
 def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:

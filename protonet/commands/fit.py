@@ -65,7 +65,7 @@ class UnlabelledRows:
                 require_labels=False,
                 columns=data.columns,
                 n_features=width,
-                ignored_columns=tuple(data.metadata["left_out"]),
+                ignored_columns=data.metadata.dropped_columns,
                 for_training=True,
                 missing_texts=data.missing_texts,
                 no_header=options.no_header,
@@ -167,7 +167,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
         print(summarize_fit(name, data, model, solution, facts))
         if options.verbose:
-            print(format_view_influences(model.metadata["views"]))
+            print(format_view_influences(model.metadata.view_influences))
         compared = report.compare_with_baselines(cv, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
@@ -218,7 +218,7 @@ def summarize_fit(name: str, data: EncodedTable, model: TablePipeline, solution:
     if data.class_name_rows is not None:
         total = f"each as {plural(round(data.class_name_rows.sample_count), 'sample')}"
         lines.append(f"the names of {plural(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
-    if model.metadata["balanced"]:
+    if model.metadata.balanced:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
     if unlabelled:
         lines += summarize_unlabelled(unlabelled)

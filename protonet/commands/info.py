@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from protonet._io import JsonDict
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.options import ExportOptions, InfoOptions
 from protonet.errors import raise_input_error
-from protonet.files.archive import FORMAT_VERSION, check_entry_types, count_training_rows, read_config
+from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
+from protonet.files.metadata import TrainingMetadata, count_training_rows
 from protonet.ui import text
 
-#: The heading in the printed text of each option of ``fit`` that the metadata of a model file record.
+#: The heading in the printed text of each option of ``fit`` in the result of `describe_model`.
 FIT_OPTION_HEADINGS = {
     "label": "label",
     "effort": "effort",
@@ -40,11 +42,9 @@ def run(options: InfoOptions) -> None:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Convert the config of a model file (``header``) to the dict of ``info --json``; invalid metadata become None."""
-    metadata, classes = header["metadata"], header["classes"]
-    samples = count_training_rows(header["counts"], classes, metadata.get("named"))
-    dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))
-    sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
+    """Convert the config of a model file (``header``) to the dict of ``info --json``."""
+    metadata, classes = TrainingMetadata.from_json(header["metadata"]), header["classes"]
+    samples = count_training_rows(header["counts"], classes, metadata.class_names)
     return {
         "file": path.name,
         "bytes": path.stat().st_size,
@@ -55,29 +55,22 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "features": header["network"]["input_dim"],
         "columns": header["columns"],
         "column_types": text.format_column_types(header["columns"], header["column_summaries"]),
-        "dropped": dropped if isinstance(dropped, list) else None,
-        **{name: metadata.get(name) for name in FIT_OPTION_HEADINGS},
-        "groups": len(groups) if isinstance(groups, dict) else None,
-        "class_names": metadata.get("named") if isinstance(metadata.get("named"), dict) else None,
-        "views": views if sound else None,
+        "dropped": list(metadata.dropped_columns),
+        "label": metadata.label_column,
+        "effort": metadata.effort,
+        "seed": metadata.seed,
+        "time_limit": metadata.time_limit,
+        "group": metadata.group_column,
+        "id": metadata.id_column,
+        "balanced": metadata.balanced or None,
+        "groups": len(metadata.group_indices) or None,
+        "class_names": None if metadata.class_names is None else asdict(metadata.class_names),
+        "views": metadata.view_influences or None,
         "parameters": header["parameters"],
         "buffer_elements": header["buffer_elements"],
         "cross_validation_networks": len(header["folds"]) or None,
-        "cross_validation": _validate_metrics(metadata.get("held_out")),
+        "cross_validation": metadata.cross_validation,
     }
-
-
-def _validate_metrics(metrics: object) -> JsonDict | None:
-    """Return the cross-validation metrics of a model file if they have the expected entries and types, else None."""
-    required = ("rows", "accuracy", "log_loss", "calibration_error")
-    if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):
-        return None
-    intervals = {name: value for name, value in metrics.items() if name.endswith("interval")}
-    sound = all(
-        isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, float) for end in ends)
-        for ends in intervals.values()
-    )
-    return metrics if sound and "interval" in intervals else None
 
 
 def format_contents(contents: JsonDict) -> str:
@@ -93,9 +86,8 @@ def format_contents(contents: JsonDict) -> str:
     facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
     facts["dropped"] = shorten_list(contents["dropped"] or (), MAX_INFO_COLUMNS) or None
     if contents["class_names"]:
-        names, weight = contents["class_names"].get("classes"), contents["class_names"].get("weight")
-        if isinstance(names, list) and isinstance(weight, float):
-            facts["class names"] = f"of {plural(len(names), 'class')}, each counts as {weight:g} further samples"
+        names, weight = contents["class_names"]["classes"], contents["class_names"]["weight"]
+        facts["class names"] = f"of {plural(len(names), 'class')}, each counts as {weight:g} further samples"
     facts["parameters"] = f"{contents['parameters']:,} trained, {contents['buffer_elements']:,} buffer elements"
     networks = contents["cross_validation_networks"]
     folds = f", with {plural(networks, 'cross-validation network')}" if networks else ""

@@ -67,7 +67,7 @@ def run(options: PredictOptions) -> None:
         check_single_table_options(options)
     model = model.with_loaded_encoders(options.representation, show_progress=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
-    named = spec.keep_columns or model.metadata.get("id") is not None
+    named = spec.keep_columns or model.metadata.id_column is not None
     spec = spec._replace(has_picture_paths=not named and is_picture_path(options.table))
     table = open_table(model, spec, options, options.table)
     function, sequential = partial(format_prediction_rows, model, table, spec), model.has_pretrained_encoder
@@ -132,7 +132,7 @@ def predict_file(
 
     def write(file: BinaryIO) -> None:
         if not task.n_rows:
-            columns = open_table_source(task.parquet_path).header if spec.keep_columns else [model.metadata.get("id")]
+            columns = open_table_source(task.parquet_path).header if spec.keep_columns else [model.metadata.id_column]
             file.write(format_csv_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
             table = open_table(model, spec, ReadOptions(), task.parquet_path)
@@ -171,7 +171,7 @@ def make_output_spec(model: TablePipeline, options: PredictOptions) -> Predictio
 
 def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
     """Open a table for prediction, with the columns that ``predict`` copies to its output as extra columns."""
-    new_row_spec = make_read_spec(options, model.new_row_spec, extra=model.metadata.get("id"))
+    new_row_spec = make_read_spec(options, model.new_row_spec, extra=model.metadata.id_column)
     return model.open_table(path, replace(new_row_spec, are_all_columns_extra=spec.keep_columns))
 
 
@@ -180,8 +180,8 @@ def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float
     if UNKNOWN_CLASS_NAME in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN_CLASS_NAME!r}", "Rename that class and fit it again."
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS_NAME!r}", got, remedy)
-    scores = model.metadata.get("scores")
-    if not isinstance(scores, list) or not all(type(score) is float for score in scores):
+    scores = model.metadata.known_scores
+    if not scores:
         must, remedy = "come with a model that was cross-validated", "Run protonet fit on two or more rows per class."
         raise_input_error("unknown", must, "one without held-out rows", remedy)
     return rejection_threshold(torch.tensor(scores, dtype=torch.float64), false_rejection_rate)

@@ -78,7 +78,7 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     """
     stamp = read_stamp(options.model)
     model = load_pipeline(options, options.model, options.table, for_update=True)
-    table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))
+    table, block = read_labelled_rows(options, options.table, model, model.metadata.group_column)
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     informative = np.flatnonzero(~empty).tolist()
     x_given, given = x[informative], labels[informative].tolist()

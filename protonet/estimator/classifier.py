@@ -37,11 +37,11 @@ from protonet.files.model import model_to_bytes
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.diagnostics import embed_rows
 from protonet.fit.duplicates import describe_near_duplicates
-from protonet.fit.names import embed_class_names
+from protonet.fit.names import describe_class_names, embed_class_names
 from protonet.fit.search import EFFORTS, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT
 from protonet.fit.training_set import UnlabelledSamples, append_class_names
-from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
+from protonet.fit.uninformative import format_uninformative_note, pad_class_counts
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
@@ -191,7 +191,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
         order = torch.full((len(merged),), -1).index_copy_(0, known_indices, torch.arange(len(self.classes_)))
         self.network_.arrange_classes(order)
-        counts = parse_class_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
+        counts = pad_class_counts(self._pipeline.metadata.uninformative_counts, len(self.classes_))
         counts = torch.zeros(len(merged), dtype=torch.int64).index_copy_(0, known_indices, counts)
         if not first:
             counts += torch.bincount(indices[rows.uninformative_mask], minlength=len(merged))
@@ -253,7 +253,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
-            metadata = rows.metadata | {"named": names.to_dict(classes.tolist())}
+            metadata = replace(rows.metadata, class_names=describe_class_names(names, classes.tolist()))
             rows = replace(rows, class_name_rows=names, metadata=metadata)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         progress = print_stages(self) if self.verbose else ignore_progress
@@ -288,7 +288,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _set_classes(self, classes: np.ndarray, uninformative_counts: Tensor) -> None:
         """Set the classes, and the number (n_classes,) of training rows of each class that have no known cell."""
-        metadata = self._pipeline.metadata | {"uninformative": uninformative_counts.tolist()}
+        metadata = replace(self._pipeline.metadata, uninformative_counts=tuple(uninformative_counts.tolist()))
         self.classes_ = classes
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
 
@@ -297,7 +297,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """The fitted encoding of a data frame's columns, with descriptions; None for arrays without missing values."""
         check_is_fitted(self)
         pipeline = self._pipeline
-        return frames.restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
+        return frames.restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.column_descriptions)
 
     @property
     def network_(self) -> PrototypeNetwork:
@@ -347,8 +347,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Copy the pipeline for a file, with these class names; the network is float32 but for the class sums."""
         network = deepcopy(self.network_).float()
         network.set_sums(self.network_.sums, self.network_.counts)  # the only values with more digits than float32
-        stored = {"samples": network.counts.tolist(), "booleans": are_booleans(self.classes_)}
-        return replace(self._pipeline, network=network, classes=classes, metadata=self._pipeline.metadata | stored)
+        metadata = replace(
+            self._pipeline.metadata,
+            sample_counts=tuple(network.counts.tolist()),
+            has_boolean_classes=are_booleans(self.classes_),
+        )
+        return replace(self._pipeline, network=network, classes=classes, metadata=metadata)
 
     def _load_encoders(self, pipeline: TablePipeline) -> TablePipeline:
         """Load the pretrained encoders of a pipeline from a file that ``representation`` names."""
@@ -400,14 +404,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 representation is not that of ``fit``.
         """
         pipeline = TablePipeline.load(_locate_model_file(path), writer="save_model").without_cross_validation()
-        effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
-        effort = effort if isinstance(effort, str) and effort in EFFORTS else "default"
-        seed = seed if type(seed) is int and 0 <= seed < 2**32 else 0
+        effort, seed = pipeline.metadata.effort, pipeline.metadata.seed
+        effort = effort if effort in EFFORTS else "default"
+        seed = seed if seed is not None and 0 <= seed < 2**32 else 0
         estimator = cls(effort, random_state=seed, representation=representation)
         order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
         pipeline.network.double().arrange_classes(torch.tensor(order))
         estimator._pipeline = estimator._load_encoders(pipeline)
-        counts = parse_class_counts(pipeline.metadata.get("uninformative"), len(order))
+        counts = pad_class_counts(pipeline.metadata.uninformative_counts, len(order))
         estimator._set_classes(from_class_names(pipeline.classes, pipeline.metadata)[order], counts[order])
         names = tuple(estimator.columns_) or pipeline.columns
         estimator.n_features_in_ = len(names or pipeline.n_features_per_column)

@@ -18,6 +18,7 @@ from torch import Tensor
 from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
+from protonet.files.metadata import TrainingMetadata
 
 #: If at most this fraction of the rows is unlabelled, a warning says that the label -1 means unlabelled.
 MAX_WARNED_UNLABELLED_FRACTION = 0.5
@@ -211,9 +212,9 @@ def are_booleans(classes: np.ndarray) -> bool:
     return all(isinstance(name, bool) for name in classes.tolist())
 
 
-def from_class_names(names: Sequence[str] | Sequence[int], metadata: Mapping[str, object]) -> np.ndarray:
+def from_class_names(names: Sequence[str] | Sequence[int], metadata: TrainingMetadata) -> np.ndarray:
     """Convert the class names of a model file to labels, with the metadata of the file: reverses `to_class_names`."""
-    return np.array([name == "True" for name in names] if metadata.get("booleans") is True else names)
+    return np.array([name == "True" for name in names] if metadata.has_boolean_classes else names)
 
 
 def normalize_weights(weights: Tensor | None) -> Tensor | None:

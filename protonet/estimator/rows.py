@@ -15,6 +15,7 @@ from torch import Tensor
 from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import raise_input_error
 from protonet.estimator.labels import check_labels, encode_labels, prepare_weights_and_groups, to_exact_labels
+from protonet.files.metadata import TrainingMetadata
 from protonet.pipeline import TrainingTable
 from protonet.tables import frames
 
@@ -72,11 +73,11 @@ def prepare_labelled_rows(
         cells=list(x.T) if encoding is None else [rows.columns[index] for index in encoding.column_indices],
         uninformative_mask=torch.from_numpy(uninformative_mask),
         frame_encoding=encoding,
-        metadata={
+        metadata=TrainingMetadata(
             **frames.describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
-            "effort": estimator.effort if isinstance(estimator.effort, str) else None,
-            "seed": estimator.random_state if isinstance(estimator.random_state, int) else None,
-        },
+            effort=estimator.effort if isinstance(estimator.effort, str) else None,
+            seed=estimator.random_state if isinstance(estimator.random_state, int) else None,
+        ),
     )
 
 

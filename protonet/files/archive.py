@@ -12,17 +12,18 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from protonet._io import JsonDict
+from protonet.files.metadata import TrainingMetadata
 
 CONFIG_ENTRY, TENSORS_ENTRY = "config.json", "model.safetensors"
 #: Version of the file format. It is incremented by each change that an older protonet could not read.
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
 MAX_ENTRY_SIZES, MAX_COMPRESSION_RATIO = {CONFIG_ENTRY: 2**28, TENSORS_ENTRY: 2**32}, 2000
 #: The time stamp of entries, which is constant so that files of equal models are equal.
@@ -169,21 +170,8 @@ def check_entry_types(config: JsonDict) -> None:
     if summaries is not None:
         valid = valid and is_list(summaries, str) and (columns is None or len(columns) == len(summaries))
     valid = valid and is_list(sizes, int) and min(*sizes, *counts) >= 0  # type: ignore[misc]
-    valid = valid and isinstance(config.get("metadata"), dict) and isinstance(config.get("folds"), list)
+    valid = valid and isinstance(config.get("folds"), list)
     valid = valid and {"columns", "column_summaries", "library"} <= config.keys()
     if not (valid and type(library) in {str, type(None)}):
         raise ValueError("a config with entries of other types")
-
-
-def count_training_rows(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
-    """Compute the number of training rows of each class, without the samples that an embedded class name stands for.
-
-    In a model of texts, the embedding of a class name may be added to its prototype with the weight of some samples.
-    The metadata "named" of the model file has the classes with an embedded name, and this weight. It is not trusted;
-    None and invalid values mean that there are no such classes.
-    """
-    if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
-        return list(counts)
-    weight = named.get("weight")
-    less = round(weight) if isinstance(weight, float) and 0 <= weight < 2**31 else 0
-    return [max(0, rows - less * (name in named["classes"])) for name, rows in zip(classes, counts, strict=True)]
+    TrainingMetadata.from_json(config.get("metadata"))

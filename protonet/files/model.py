@@ -32,6 +32,7 @@ from protonet.files.archive import (
     read_model_file,
     write_archive,
 )
+from protonet.files.metadata import TrainingMetadata
 from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import INPUT_MAP_CLASSES, VIEW_FAMILIES
@@ -166,7 +167,7 @@ class Model:
     network: PrototypeNetwork  #: The network that `protonet.solve` fits, float32; its sums may be float64.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class of the network: all strings or all integers.
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
-    metadata: JsonDict = field(default_factory=dict)  #: Metrics, thresholds, and other values that JSON can hold.
+    metadata: TrainingMetadata = field(default_factory=TrainingMetadata)  #: How the model was trained.
     update_state: dict[str, Tensor] = field(default_factory=dict)  #: Tensors for updates only, such as held-out rows.
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are features.
     folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
@@ -184,8 +185,8 @@ def save_model(path: str | Path, model: Model) -> None:
         MissingPackageError: safetensors is missing.
         OSError: The file cannot be written.
         InputTypeError: The network's encoder is not a `protonet.Encoder`.
-        InputError: The model has another dtype than float32, NaN, invalid names, or metadata that JSON cannot hold, so
-            that its file could not be loaded.
+        InputError: The model has another dtype than float32, NaN, or invalid names or metadata, so that its file could
+            not be loaded.
     """
     content = model_to_bytes(model, compress=Path(path).suffix.lower() != ".safetensors")
     write_atomically(path, lambda file: file.write(content))
@@ -267,7 +268,7 @@ def serialize_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
         "library": installed_version(DISTRIBUTION_NAME),
         "classes": model.classes,
         "columns": model.columns,
-        "metadata": model.metadata,
+        "metadata": model.metadata.to_json(),
         "network": network,
         "folds": [fold for fold, _ in folds],
         "encoding": encoding,
@@ -301,8 +302,10 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
         names = _parse_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
     fits = encoding is None or sum(encoding.n_features_per_column) == input_dim
     raise_unless(fits, "columns that make another number of features")
-    raise_unless(isinstance(config.get("metadata"), dict), "no metadata")
-    model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
+    metadata = TrainingMetadata.from_json(config.get("metadata"))
+    fits = len(metadata.uninformative_counts) <= len(classes)
+    raise_unless(fits, "metadata of other classes")
+    model = Model(network=network, classes=classes, columns=names, metadata=metadata, encoding=encoding)
     if not for_update:
         return model
     for name, tensor in update_state.items():

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet.files.metadata import ClassNameMetadata
 from protonet.fit.search import RAW_LINEAR, ModelSearch
 from protonet.fit.training_set import ClassNameRows
 from protonet.losses import class_means
@@ -199,3 +200,9 @@ def choose_name_weight(
         cosines[torch.arange(len(x)), labels] = (x * without_row).sum(dim=1)
         losses.append(float(fit_temperature(cosines[several], labels[several], totals.any(dim=1))[1].sum()))
     return weights[losses.index(min(losses))]
+
+
+def describe_class_names(names: ClassNameRows, classes: Sequence[str | int]) -> ClassNameMetadata:
+    """Describe embedded class names for a model file, given the names of all classes."""
+    named = tuple(classes[label] for label in names.labels.tolist())
+    return ClassNameMetadata(classes=named, weight=float(names.sample_count), descriptions=names.descriptions)

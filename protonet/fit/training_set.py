@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -32,11 +32,6 @@ class ClassNameRows(NamedTuple):
     def count_class_samples(self, num_classes: int) -> Tensor:
         """Compute for each class the number (num_classes,) int64 of samples that its name counts as, 0 without one."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.sample_count)
-
-    def to_dict(self, classes: Sequence[str | int]) -> dict[str, Any]:
-        """Convert to a dict for a model file: "weight", "classes" with an embedded name, and "descriptions"."""
-        named = [classes[label] for label in self.labels.tolist()]
-        return {"weight": self.sample_count, "classes": named, "descriptions": list(self.descriptions)}
 
 
 class UnlabelledSample(NamedTuple):

@@ -6,6 +6,8 @@ frequencies, updated by the labels of uninformative rows in the training table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,16 +36,9 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 
-def parse_class_counts(counts: object, num_classes: int) -> Tensor:
-    """Convert the list ``counts`` of a model file, which is not trusted, to a tensor (num_classes,) int64.
-
-    If the list is shorter, the last classes get 0. If it is invalid, all classes get 0.
-    """
-    parsed = torch.zeros(num_classes, dtype=torch.int64)
-    listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
-    if all(type(count) is int and 0 <= count < 2**53 for count in listed):
-        parsed[: len(listed)] = torch.tensor(listed, dtype=torch.int64)
-    return parsed
+def pad_class_counts(counts: Sequence[int], num_classes: int) -> Tensor:
+    """Convert up to num_classes counts to a tensor (num_classes,) int64; the last classes get 0."""
+    return torch.tensor([*counts, *[0] * (num_classes - len(counts))], dtype=torch.int64)
 
 
 def format_uninformative_note(rows: int) -> str:

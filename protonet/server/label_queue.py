@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -21,9 +21,10 @@ from protonet._text import to_printable
 from protonet.commands.data import TableToLabel
 from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.embeddings.pictures.reading import text_to_path
+from protonet.files.metadata import TrainingMetadata
 from protonet.fit.active import Suggestion
 from protonet.fit.diagnostics import MAX_BACKGROUND_ROWS, compute_column_contributions
-from protonet.fit.uninformative import parse_class_counts
+from protonet.fit.uninformative import pad_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.report import project_logits
@@ -356,12 +357,12 @@ class LabelQueue:
     def _build_pipeline(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
         """Build a model from a network; its metadata have the number of labelled rows of each class without cells."""
         names = tuple(self.session.names[: len(network.counts)])
-        metadata = {} if self.initial_model is None else dict(self.initial_model.metadata)
-        counts = parse_class_counts(metadata.get("uninformative"), len(names))
+        metadata = TrainingMetadata() if self.initial_model is None else self.initial_model.metadata
+        counts = pad_class_counts(metadata.uninformative_counts, len(names))
         for row, label in self.session.list_label_indices():
             if rows.uninformative_mask[row] and label < len(names):
                 counts[label] += 1
-        metadata["uninformative"] = counts.tolist()
+        metadata = replace(metadata, uninformative_counts=tuple(counts.tolist()))
         return TablePipeline(
             network=network, classes=names, columns=rows.columns, metadata=metadata, encoding=rows.encoding
         )

@@ -272,14 +272,14 @@ class PredictionApi:
     def get_model(self, name: str) -> schemas.ModelInfo:
         """Describe one model."""
         hot = self.get_model_by_name(name)
-        model, held_out = hot.model, hot.model.metadata.get("held_out")
+        model = hot.model
         return schemas.ModelInfo(
             name,
             list(map(str, model.classes)),
             [schemas.Column(name, kind) for name, kind in schemas.summarize_model_columns(model).items()],
             int(model.network.encoder.input_dim),  # type: ignore[arg-type]
             parsing.list_content_types(model),
-            held_out if isinstance(held_out, dict) else None,
+            model.metadata.cross_validation,
             hot.n_reloads,
         )
 

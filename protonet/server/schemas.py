@@ -218,8 +218,7 @@ def false_rejection_limits(model: TablePipeline) -> tuple[float, float] | None:
 
     The rate is the query parameter ``unknown``. Return None if the model has no scores of held-out rows.
     """
-    scores = model.metadata.get("scores")
-    n = len(scores) if isinstance(scores, list) else 0
+    n = len(model.metadata.known_scores)
     return (1 / (n + 1), n / (n + 1)) if n else None
 
 

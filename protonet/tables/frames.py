@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
@@ -317,32 +316,29 @@ def iterate_dense_blocks(matrices: Sequence[Any], max_rows: int) -> Iterator[np.
             yield to_dense(matrix[start : start + max_rows])
 
 
-def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Describe a frame's columns as the entries "label", "left_out" and "features" of a model file's metadata.
-
-    The last two are empty for arrays.
-    """
+def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> dict[str, Any]:
+    """Describe a frame's columns as fields of `protonet.files.metadata.TrainingMetadata`; for arrays, the label alone."""
     summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
         label += "_"
-    return {"label": label, "left_out": [name for name in summary if name not in used], "features": summary}
+    dropped = tuple(name for name in summary if name not in used)
+    return {"label_column": label, "dropped_columns": dropped, "column_descriptions": summary}
 
 
 def restore_frame_encoding(
-    encoding: Encoding | None, used_names: tuple[str, ...] | None, summaries: object
+    encoding: Encoding | None, used_names: tuple[str, ...] | None, summaries: Mapping[str, str]
 ) -> FrameEncoding | None:
     """Restore the fitted columns of a frame from a model file; None without an encoding.
 
-    ``used_names`` are the names of the used columns, None for arrays. ``summaries`` is an untrusted dict of the summary
-    of each column by name.
+    ``used_names`` are the names of the used columns, None for arrays. ``summaries`` has the summary of each
+    column by name, or is empty.
     """
     if encoding is None:
         return None
     if used_names is None:
         return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
-    if not isinstance(summaries, dict) or not set(used_names) <= set(summaries):
+    if not set(used_names) <= set(summaries):  # a file of a command
         summaries = {name: column.summary() for name, column in zip(used_names, encoding.columns, strict=True)}
     indices = {name: index for index, name in enumerate(summaries)}
-    texts = {name: str(summary) for name, summary in summaries.items()}
-    return FrameEncoding(encoding, [indices[name] for name in used_names], texts)
+    return FrameEncoding(encoding, [indices[name] for name in used_names], dict(summaries))

@@ -65,9 +65,9 @@ class TestFit:
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)
         model = load_model(output)
-        assert (model.classes, model.columns, model.metadata["samples"]) == (NAMES, COLUMNS, [10, 10, 10])
+        assert (model.classes, model.columns, model.metadata.sample_counts) == (NAMES, COLUMNS, (10, 10, 10))
         assert torch.equal(model.network(X), network(X))
-        assert model.metadata["held_out"]["accuracy"] == metrics.accuracy
+        assert (model.metadata.cross_validation or {})["accuracy"] == metrics.accuracy
         assert output.read_bytes() == (fitted / "model.safetensors").read_bytes()
 
     def test_arrays(self, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
@@ -87,7 +87,11 @@ class TestFit:
         path = tmp_path / "m.safetensors"
         output = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
         metadata = load_model(path).metadata
-        assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 80, 1)
+        assert (metadata.time_limit, (metadata.cross_validation or {})["rows"], len(metadata.view_influences)) == (
+            1e-9,
+            80,
+            1,
+        )
         assert "time limit reached during cross-validation: " in output
 
     def test_ctrl_c_before_model_selection_writes_nothing(
@@ -129,7 +133,7 @@ class TestPredict:
     def test_unknown(self, fitted: Path, run: Run) -> None:
         path, table = fitted / "model.safetensors", fitted / "train.csv"
         model = load_model(path)
-        scores = torch.tensor(model.metadata["scores"], dtype=torch.float64)
+        scores = torch.tensor(model.metadata.known_scores, dtype=torch.float64)
         expected = score_known_class(model.network(X)) <= rejection_threshold(scores, 0.5)
         rows = run.read_rows("predict", path, table, "--unknown", "0.5")
         assert [row["class"] == "unknown" for row in rows] == expected.tolist()
@@ -161,7 +165,7 @@ class TestUpdate:
         output = run("update", path, table, "--in-place")
         assert output.startswith(f"{path}: 5 samples added, 1 new class: dog\naccuracy on 30 held-out rows: ")
         model, expected = load_model(path), copy.deepcopy(network)
-        assert (model.classes, model.metadata["samples"]) == ((*NAMES, "dog"), [10, 10, 10, 5])
+        assert (model.classes, model.metadata.sample_counts) == ((*NAMES, "dog"), (10, 10, 10, 5))
         expected.add_class(more)
         torch.testing.assert_close(model.network(X), expected(X), rtol=1e-4, atol=1e-4)
         run("update", path, fitted / "train.csv", "-o", again)

@@ -20,6 +20,7 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
+from protonet.files.metadata import ClassNameMetadata, TrainingMetadata
 from protonet.metrics import score_known_class
 from protonet.tables import formats
 from protonet.tables.spellings import detect_respellings
@@ -33,7 +34,9 @@ NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 def write_model(path: Path, classes: Sequence[str | int]) -> str:
     network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)], effort="fast")
     names = tuple(classes)
-    model = Model(network=network, classes=names, columns=("a", "b", "c"), metadata={"label": "kind"})  # type: ignore[arg-type]
+    model = Model(
+        network=network, classes=names, columns=("a", "b", "c"), metadata=TrainingMetadata(label_column="kind")
+    )  # type: ignore[arg-type]
     save_model(path, model)
     return str(path)
 
@@ -163,7 +166,7 @@ def network(data: tuple[Tensor, Tensor]) -> PrototypeNetwork:
     return solve([data], effort="fast")
 
 
-def write_model_of(path: Path, network: PrototypeNetwork, facts: dict[str, Any], names: Any = ("a", "b", "c")) -> str:
+def write_model_of(path: Path, network: PrototypeNetwork, facts: TrainingMetadata, names: Any = ("a", "b", "c")) -> str:
     save_model(path, Model(network=network, classes=tuple(names), columns=("w", "x", "\x1b[31mz"), metadata=facts))
     return str(path)
 
@@ -189,7 +192,7 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
     assert (facts["bytes"], facts["version"]) == (path.stat().st_size, FORMAT_VERSION)
     assert facts["library"] == metadata.version("protonet-solver")
     assert sum(facts["views"].values()) == pytest.approx(1)
-    assert facts["cross_validation"]["confusion"] == model.metadata["held_out"]["confusion"]
+    assert facts["cross_validation"]["confusion"] == (model.metadata.cross_validation or {})["confusion"]
     output = run("info", path)
     assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features, 5 groups\n")
     for heading, value in (("label", "kind"), ("seed", "7"), ("groups by", "owner"), ("time limit, s", "900.0")):
@@ -202,7 +205,13 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
 
 
 def test_names_are_printed_without_control_characters(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
-    facts = {"label": "\x1b]0;x\x07", "views": {"\x1b[1m": 1.0}, "left_out": ["\r"], "id": "\x08", "held_out": HELD_OUT}
+    facts = TrainingMetadata(
+        label_column="\x1b]0;x\x07",
+        view_influences={"\x1b[1m": 1.0},
+        dropped_columns=("\r",),
+        id_column="\x08",
+        cross_validation=HELD_OUT,
+    )
     path = write_model_of(tmp_path / "m.safetensors", network, facts, ("a\x1b", "b\nc", "d"))
     output = run("info", path)
     assert all(item.isprintable() for item in output.replace("\n", ""))
@@ -211,22 +220,37 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
     assert [item["name"] for item in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"views": [1], "held_out": 3, "left_out": "x", "groups": 1, "folds": {}},
-        {"views": {"a": "b"}, "held_out": {**HELD_OUT, "rows": "x"}, "seed": [1], "effort": {}},
-        {"held_out": {**HELD_OUT, "interval": [0.5]}},
-    ],
-)
-def test_odd_metadata_are_no_error(facts: dict[str, Any], tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
-    path = write_model_of(tmp_path / "m.safetensors", network, facts)
-    output = run("info", path)
-    assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
-    assert output.endswith("cross-validation: none\n")
-    read = json.loads(run("info", path, "--json"))
-    invalid = ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")
-    assert all(read[name] is None for name in invalid)
+INVALID_METADATA: dict[str, object] = {
+    "view_influences": {"a": "b"},
+    "dropped_columns": "x",
+    "group_indices": 1,
+    "seed": [1],
+    "sample_counts": [-1],
+    "uninformative_counts": [2**60],
+    "class_names": {"classes": ["a"]},
+    "cross_validation": {**HELD_OUT, "interval": [0.5]},
+    "left_out": [],
+}
+
+
+@pytest.mark.parametrize("name", INVALID_METADATA)
+def test_invalid_metadata_are_an_error(name: str, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
+    path = Path(write_model_of(tmp_path / "m.protonet", network, TrainingMetadata()))
+    assert json.loads(run("info", path, "--json"))["cross_validation"] is None
+    config, tensors = split_archive(path.read_bytes())
+    path.write_bytes(join_archive(config | {"metadata": {name: INVALID_METADATA[name]}}, tensors))
+    (tmp_path / "t.csv").write_text("w,x,z\n1,2,3\n")
+    for arguments in (["info", path], ["predict", path, tmp_path / "t.csv"]):
+        assert f"entry {name}" in run(*arguments, code=2)
+
+
+def test_metadata_survive_json() -> None:
+    names = ClassNameMetadata(classes=("a", 1), weight=2.5)
+    stored = TrainingMetadata(
+        seed=3, missing_texts=("", "?"), class_names=names, group_indices={"x": 1}, known_scores=(0.5,)
+    )
+    assert TrainingMetadata.from_json(json.loads(json.dumps(stored.to_json()))) == stored
+    assert TrainingMetadata().to_json() == {}
 
 
 def test_version_of_the_script_and_of_the_module() -> None:
@@ -243,7 +267,7 @@ def test_version_of_the_script_and_of_the_module() -> None:
 
 def test_inconsistent_or_damaged_headers_are_refused(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
     path = tmp_path / "m.protonet"
-    write_model_of(path, network, {})
+    write_model_of(path, network, TrainingMetadata())
     config, content = read_config(path), path.read_bytes()
     check_entry_types(config)
     changes: list[dict[str, Any]] = [

@@ -19,6 +19,7 @@ from protonet.commands import folder
 from protonet.commands.folder import FileTask
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
+from protonet.files.metadata import TrainingMetadata
 from protonet.fit.search import EFFORTS
 from tests.commands.cases import Run, do
 from tests.commands.conftest import FAST_SEARCH
@@ -238,7 +239,7 @@ def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
     from protonet.embeddings.encoder import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
-    save_model(other, replace(load_model(model), metadata={}))
+    save_model(other, replace(load_model(model), metadata=TrainingMetadata()))
     write_rows(tmp_path / "none.parquet", 0, 0)
     task = FileTask(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
     spec = PredictionOutputSpec(None, has_all_probabilities=False, has_row_numbers=False)

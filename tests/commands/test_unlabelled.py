@@ -140,11 +140,14 @@ def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> No
         assert f"{'balanced ' * bool(options)}difference to baseline, points" in output
         model = load_model(path, for_update=True)
         cv = restore_cross_validation(model.network, model.folds, model.update_state)
-        assert model.network.counts.tolist() == model.metadata["samples"] == [5, 95]
+        assert model.network.counts.tolist() == list(model.metadata.sample_counts) == [5, 95]
         assert [network.counts.sum() for network in cv.fold_models] == [80] * 5
         assert torch.equal(cv.weights, torch.ones(100, dtype=torch.float64))
         metrics = compute_metrics(predict_held_out(cv), cv.labels)
-        stored, balanced = model.metadata["held_out"], compute_class_metrics(metrics.confusion).balanced_accuracy
+        stored, balanced = (
+            model.metadata.cross_validation or {},
+            compute_class_metrics(metrics.confusion).balanced_accuracy,
+        )
         assert (stored["accuracy"], stored["balanced_accuracy"]) == (metrics.accuracy, balanced)
         for results in (fitted, run.read_json("evaluate", path, table)[0]):
             ours, *others = results["baselines"]
@@ -202,11 +205,11 @@ def test_commands_and_the_server_count_uninformative_rows(gaps_model: Path, tmp_
         assert rows.uninformative_mask.tolist() == [is_empty for *_, is_empty in ROWS]
         assert any(NOTE in note for note in rows.notes)
 
-    before = TablePipeline.load(gaps_model).metadata.get("uninformative", [0, 0])
+    before = TablePipeline.load(gaps_model).metadata.uninformative_counts or (0, 0)
     (tmp_path / "more.csv").write_text("size,city,kind\n,,cat\n,,cat\n1,Rome,ant\n", encoding="utf-8")
     run("update", gaps_model, tmp_path / "more.csv", "--in-place", "--new-classes", quiet=False)
     assert "2 rows without information" in run.notes
-    assert TablePipeline.load(gaps_model).metadata["uninformative"] == [*before, 2]
+    assert TablePipeline.load(gaps_model).metadata.uninformative_counts == (*before, 2)
 
 
 def test_an_informative_missing_cell_is_used(tmp_path: Path, run: Run) -> None:

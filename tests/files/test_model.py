@@ -28,6 +28,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import archive
 from protonet.files.archive import CONFIG_ENTRY, FORMAT_VERSION, TENSORS_ENTRY, read_config
+from protonet.files.metadata import TrainingMetadata
 from protonet.files.model import Model, load_model, restore_network, save_model, serialize_network
 from protonet.views import VIEW_FAMILIES
 from tests.strategies import blobs, join_archive, make_model, make_network, same_state, split_archive, spoil
@@ -113,9 +114,10 @@ def broken() -> Iterator[tuple[Model, str]]:
     yield replace(model, classes=(True, 2, 3, 4, 5, 6, 7)), "classes that are not 7 different names"
     yield replace(model, classes=("\ud800", *model.classes[1:])), "surrogates not allowed"
     yield replace(model, columns=("a",)), "columns that are not 8 different names"
-    yield replace(model, metadata={"a": float("nan")}), "not JSON compliant"
-    yield replace(model, metadata={"a": torch.zeros(1)}), "not JSON serializable"
-    yield replace(model, metadata=[]), "no metadata"  # type: ignore[arg-type]
+    yield replace(model, metadata=TrainingMetadata(time_limit=float("nan"))), "not JSON compliant"
+    yield replace(model, metadata=TrainingMetadata(column_statistics={"a": torch.zeros(1)})), "not JSON serializable"
+    yield replace(model, metadata=TrainingMetadata(label_column=3)), "an invalid entry label_column"  # type: ignore[arg-type]
+    yield replace(model, metadata=TrainingMetadata(uninformative_counts=(0,) * 8)), "metadata of other classes"
     yield replace(model, update_state={"a": torch.tensor([torch.inf])}), "a tensor a that is not finite"
     yield replace(model, network=make_network().double()), "of another shape or type"
     network = make_network()
