@@ -317,7 +317,7 @@ def iterate_dense_blocks(matrices: Sequence[Any], max_rows: int) -> Iterator[np.
 
 
 def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> dict[str, Any]:
-    """Describe a frame's columns as fields of `protonet.files.metadata.TrainingMetadata`; for arrays, the label alone."""
+    """Describe a frame's columns as fields of `protonet.files.metadata.TrainingMetadata`; only the label for arrays."""
     summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
