@@ -26,6 +26,9 @@ from protonet.episodes.samplers.sampler import (
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
+#: Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square of
+#: the number of draws, to which the time of tensors is in proportion.
+MIN_SQUARED_DRAWS_PER_CLASS = 100
 HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
 
@@ -102,8 +105,8 @@ class EpisodeConfig(Sampler):
             raise_input_error("classes", limit, got, remedy)
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw the episodes, see `Sampler.sample`."""
         max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
@@ -112,9 +115,8 @@ class EpisodeConfig(Sampler):
         way = _scale_to_integers(uniform(RandomStream.WAY), *self.way)
         uniform_classes = uniform(RandomStream.CLASS, max_way + n_open)
         uniform_distractors = uniform(RandomStream.DISTRACTOR, self.n_distractors)
-        n_classes = torch.tensor(len(index.class_counts)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
-        classes = draw_without_replacement(torch.cat([uniform_classes, uniform_distractors], dim=1), n_classes)
+        classes = _draw_classes(torch.cat([uniform_classes, uniform_distractors], dim=1), len(index.class_counts))
         size, start = index.class_counts[classes], index.class_starts[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
@@ -244,10 +246,10 @@ class GeneralizedSampler(Sampler):
         )
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
         novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.class_counts)))
-        novel = self.novel_config.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
+        novel = self.novel_config.draw(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
         start, size = index.class_starts[: self.n_base_classes], index.class_counts[: self.n_base_classes] - 1
         uniform = sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape)
@@ -283,6 +285,19 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
         remedy = f"Pass ({maximum}, {minimum})."
         raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)
     return minimum, maximum
+
+
+def _draw_classes(uniform: Tensor, n_classes: int) -> Tensor:
+    """Draw different classes (episodes, draws) int64, as `draw_without_replacement` does from ``uniform`` numbers."""
+    n_episodes, n_draws = uniform.shape
+    if n_draws**2 < MIN_SQUARED_DRAWS_PER_CLASS * n_classes:
+        return draw_without_replacement(uniform, torch.tensor(n_classes).expand(n_episodes))
+    # A draw is the class with as many undrawn classes before it, which a list finds without the earlier draws.
+    left = n_classes - torch.arange(n_draws)
+    undrawn_before = (uniform * left).long().minimum(left - 1).tolist()
+    remaining = [list(range(n_classes)) for _ in range(n_episodes)]
+    drawn = [[classes.pop(k) for k in draws] for classes, draws in zip(remaining, undrawn_before, strict=True)]
+    return torch.tensor(drawn, dtype=torch.int64).view(n_episodes, n_draws)
 
 
 def _draw_unlabelled(

@@ -147,7 +147,7 @@ class FixedSplit(sampler.Sampler):
                 raise_input_error("classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
         shape = (n_episodes, len(train), self.n_shot)

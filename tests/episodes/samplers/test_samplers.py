@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from protonet.episodes.samplers import config as config_module
 from protonet.episodes.samplers import sampler as sampler_module
 from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
@@ -17,7 +19,7 @@ from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import EMPTY_SLOT, SampledEpisodes, Sampler
 from protonet.errors import InputError
-from protonet.sampling import index_classes
+from protonet.sampling import draw_without_replacement, index_classes
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -248,3 +250,40 @@ def test_small_classes_are_drawn_with_fewer_queries() -> None:
     small = (labels[drawn.support_ids[..., 0]] == 10).nonzero()
     assert len(small)
     assert all(int((drawn.query_ids[e, c] >= 0).sum()) == 1 for e, c in small)
+
+
+@every
+def test_sampling_checks_what_an_evaluation_checks(name: str) -> None:
+    sampler = PROTOCOLS[name]
+    for arguments, message in (
+        ({"seed": -1}, r"`seed` must be a whole number in \[0, "),
+        ({"first": -1}, "`first` must be a whole number >= 0; got -1"),
+        ({"n_episodes": 1.5}, "`n_episodes` must be a whole number"),
+        ({"index": LABELS}, "`index` must be a ClassIndex, from index_classes"),
+        ({"index": index_classes(torch.arange(3))}, r"must .*; got "),
+    ):
+        given: dict[str, Any] = {"index": INDEX, "seed": 0, "first": 0, "n_episodes": 1} | arguments
+        with pytest.raises((ValueError, TypeError), match=message):
+            sampler.sample(given.pop("index"), **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"way": 3}, r"`way` must be a pair .*; got 3\. Pass \(3, 3\)"),
+        ({"way": (13, 13)}, r"`way` must be at most the number of classes \(12\); got 13"),
+        ({"n_query": 20}, r"`classes` must have 21 rows \(shot \+ query\); got class "),
+        ({"imbalance": 0.0}, "`imbalance` must be"),
+        ({"n_distractors": 1}, "`n_distractors` must be 0 where there are no unlabelled rows; got 1"),
+    ],
+)
+def test_sampling_checks_the_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        EpisodeConfig(**settings).sample(INDEX, seed=0, first=0, n_episodes=1)
+
+
+@pytest.mark.parametrize(("n_classes", "n_draws"), [(1000, 1000), (300, 250), (5, 5)])
+def test_many_classes_are_drawn_as_few_are(n_classes: int, n_draws: int) -> None:
+    uniform = torch.rand(3, n_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = draw_without_replacement(uniform, torch.tensor(n_classes).expand(3))
+    assert torch.equal(config_module._draw_classes(uniform, n_classes), expected)
