@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 EVALUATE_PROG = "protonet.episodes"
 MAX_CLASSES_OR_ROWS = 10**6  #: The largest allowed number of classes and of rows per class.
+AUGMENTATIONS = ("none", "affine")
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
@@ -16,7 +17,7 @@ INNER_LOOP_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries af
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")
 _ARGUMENTS_NAMED_LIKE_OPTIONS = (
-    *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
+    *("against", "allow_small", "augment", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
     *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
     *("normalize", "objective", "output", "patience", "preset", "protocol", "query", "resume", "seed", "shot"),
@@ -57,6 +58,7 @@ class TrainingPlan:
     inner_rate: float = 0.0  #: The learning rate of the inner loop.
     first_order: bool = False  #: Whether the gradients of the inner loop are treated as constants (first-order MAML).
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    augment: str = "affine"  #: The augmentation of training rows, one of ``AUGMENTATIONS``.
     start: str | None = None  #: The path of a checkpoint with the encoder's initial weights; None for random weights.
     head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_INITS``.
 

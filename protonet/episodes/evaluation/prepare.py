@@ -253,6 +253,8 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     if training is not None:
         if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
+        if sources.trained is not None and not sources.trained.beats_raw_features:
+            notes.append("On its validation classes, the encoder was less accurate than the features without it.")
         adapting = [name for name, choice in methods.items() if choice.spec.adapts_encoder]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
