@@ -297,6 +297,7 @@ def make_paper_parser() -> CommandParser:
     add("--device", default="cpu", metavar="NAME", help=f"{text} (default cpu)")
     add("--traceback", action="store_true", help=TRACEBACK_HELP)
     parser.set_defaults(unequal=False, allow_small=False, n_open_classes=0, unlabelled=0, distractors=0)
+    parser.set_defaults(n_effective_classes=None, multinomial=False)
     return parser
 
 

@@ -24,8 +24,8 @@ from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, sele
 from protonet.episodes.networks.backbones import embed_rows_in_batches
 from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
-from protonet.episodes.samplers.config import GeneralizedSampler
-from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
+from protonet.episodes.samplers.fixed_split import FixedSplit, join_test_rows
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
@@ -130,7 +130,7 @@ def load_data_sources(plan: EvaluationPlan, data: Dataset | None = None) -> Data
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
     sampler = plan.sampler
-    if isinstance(sampler, FixedSplit) and plan.test_dataset is not None:
+    if isinstance(sampler, FixedSplit | EpisodeConfig) and plan.test_dataset is not None:
         with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
             test = load_source(plan.test_dataset, image_size=plan.image_size)
             sampler, data = sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset))
@@ -337,7 +337,7 @@ def _check_validation_rows(plan: EvaluationPlan, test_dataset: str) -> None:
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
         names = test_dataset, plan.validation_dataset
         test, validation = (load_source(text, image_size=plan.image_size) for text in names)
-        FixedSplit(1).join_test_set(test, validation, names)  # raises an error if they share a row
+        join_test_rows(test, validation, names)  # raises an error if they share a row
 
 
 def _check_validation_classes(plan: EvaluationPlan, sources: DataSources) -> None:

@@ -59,17 +59,20 @@ SUITE_FORMATS = ("json", "latex", "markdown")  #: The kinds of files that a suit
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
-    *("unlabelled", "distractors", "hierarchy", "base_classes"),
+    *("unlabelled", "distractors", "hierarchy", "base_classes", "n_effective_classes", "multinomial"),
 )
 
 
 #: Options that several protocols depend on.
-COMMON_SAMPLER_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
+COMMON_SAMPLER_OPTIONS = (
+    *("way", "shot", "query", "unequal", "imbalance", "allow_small", "n_effective_classes", "multinomial"),
+)
 #: For each protocol, the options that its episodes depend on. Other options with this protocol raise an InputError.
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
     "generalized": (*COMMON_SAMPLER_OPTIONS, "side", "split_seed"),
+    "test-split": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "base"),
     "fixed-split": ("shot", "allow_small", "base"),
 }
 #: A function that is called with the plans of several evaluations and the results of each, in the same order.
@@ -127,7 +130,7 @@ def make_evaluation_plans(options: argparse.Namespace) -> list[EvaluationPlan]:
             tuning_grids=grids,
             reference_method=against,
             sampler=sampler,
-            n_episodes=options.episodes or (10 if options.test_dataset else 2000),
+            n_episodes=options.episodes or (10 if isinstance(sampler, FixedSplit) else 2000),
             seed=options.seed,
             device=options.device,
         )
@@ -142,17 +145,19 @@ def make_samplers(options: argparse.Namespace) -> list[Sampler]:
     ``options.given_options`` are the names of options on the command line, ``options.preset_options`` the names of
     options in the preset.
     """
-    protocol = "fixed-split" if options.test_dataset else options.protocol
+    protocol = options.protocol
+    if options.test_dataset:
+        has_way = "way" in options.given_options | options.preset_options and options.way != "all"
+        protocol = "test-split" if has_way or options.n_effective_classes is not None else "fixed-split"
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
     if options.test_dataset and options.protocol != "episodes":
         remedy = "Leave one of the two out."
         raise_input_error("--test-dataset", f"be left out with --protocol {options.protocol}", "both", remedy)
-    if options.way == "all" and not options.test_dataset:
-        remedy = "Pass --test-dataset FILE, a test split by rows, or a number."
-        raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
+    if options.way == "all" and protocol == "generalized":
+        raise_input_error("--way", f"be a number or a span with {kind}", "all", "Pass a number.")
     for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        is_all = name in {"way", "side"} and value == "all"  # as in a fixed split
+        is_all = (name == "side" and value == "all") or (name == "way" and value == "all" and protocol == "fixed-split")
         if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
         if name in options.given_options:
@@ -179,7 +184,7 @@ def make_samplers(options: argparse.Namespace) -> list[Sampler]:
 def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
     """Create an `EpisodeConfig` from the options of the command line; ``shot`` is a number or a span such as 5-20."""
     return EpisodeConfig(
-        way=parse_integer_range("--way", options.way, low=2),
+        way=None if options.way == "all" else parse_integer_range("--way", options.way, low=2),
         shot=parse_integer_range("--shot", shot, low=1),
         n_query=options.query,
         unequal=options.unequal,
@@ -188,6 +193,8 @@ def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
         allow_small=options.allow_small,
         n_unlabelled=options.unlabelled,
         n_distractors=options.distractors,
+        n_effective_classes=options.n_effective_classes,
+        multinomial=options.multinomial,
     )
 
 

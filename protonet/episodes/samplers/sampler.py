@@ -42,6 +42,8 @@ class RandomStream(IntEnum):
     SIZE = 8
     QUERY_ORDER = 9
     UNLABELLED_ORDER = 10
+    EFFECTIVE = 11
+    QUERY_CLASS = 12
 
 
 class SampledEpisodes(NamedTuple):
@@ -100,6 +102,11 @@ class Sampler(ABC):
     def hashed_tensors(self) -> list[Tensor]:
         """Tensors that episodes depend on but `to_dict` does not include; they are part of the hash of a run."""
         return []
+
+    def has_equal_queries(self, index: ClassIndex) -> bool:
+        """Whether each class of every episode has the same number of queries, for classes from `validate`."""
+        del index
+        return True
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes that episodes can have, and adapt this sampler to them.

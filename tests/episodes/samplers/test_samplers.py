@@ -35,6 +35,11 @@ PROTOCOLS: dict[str, Sampler] = {
     "distractors": EpisodeConfig(
         way=(2, 3), n_query=9, n_open_classes=1, allow_small=True, n_unlabelled=4, n_distractors=1
     ),
+    "effective": EpisodeConfig(way=(3, 5), n_query=3, n_effective_classes=2),
+    "multinomial": EpisodeConfig(way=None, n_query=1, n_effective_classes=4, multinomial=True, n_open_classes=1),
+    "two files": EpisodeConfig(
+        way=(3, 4), shot=(1, 3), n_query=2, unequal=True, n_open_classes=1, n_training_rows=tuple((SIZE - 3).tolist())
+    ),
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
     "groups": MetaDataset((tuple(range(6)), tuple(range(4, 12)))),
@@ -287,3 +292,60 @@ def test_many_classes_are_drawn_as_few_are(n_classes: int, n_draws: int) -> None
     uniform = torch.rand(3, n_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = draw_without_replacement(uniform, torch.tensor(n_classes).expand(3))
     assert torch.equal(config_module._draw_classes(uniform, n_classes), expected)
+
+
+def test_support_and_queries_are_of_their_files() -> None:
+    counts = SIZE - 3
+    config = EpisodeConfig(way=(4, 4), shot=(2, 2), n_query=3, n_open_classes=2, n_training_rows=tuple(counts.tolist()))
+    training = torch.cat(
+        [INDEX.row_indices[start : start + n] for start, n in zip(INDEX.class_starts, counts, strict=True)]
+    )
+    draw = config.sample(INDEX, seed=0, first=0, n_episodes=200)
+    assert bool(torch.isin(draw.support_ids, training).all())
+    assert not bool(torch.isin(torch.cat([draw.query_ids, draw.open_query_ids], dim=1), training).any())
+    drawn = torch.bincount(draw.support_ids.flatten(), minlength=len(LABELS))[training]
+    assert int((drawn == 0).sum()) == 0
+
+
+def test_effective_classes_are_random_classes_of_the_episode() -> None:
+    """Positions do not reveal them: each class of an episode is as likely to have queries."""
+    config = EpisodeConfig(way=(5, 5), n_query=2, n_effective_classes=2)
+    draw = config.sample(INDEX, seed=0, first=0, n_episodes=2000)
+    has_queries = (draw.query_ids >= 0).any(dim=2)
+    assert bool((has_queries.sum(dim=1) == 2).all())
+    assert bool((draw.support_ids >= 0).all())
+    assert chisquare(has_queries.sum(dim=0).numpy()).pvalue > 1e-3
+
+
+def test_multinomial_queries_have_the_moments_of_the_distribution() -> None:
+    labels = torch.arange(6).repeat_interleave(torch.tensor([20, 40, 40, 60, 40, 40]))
+    config = EpisodeConfig(way=(6, 6), n_query=3, multinomial=True, allow_small=True)
+    index = index_classes(labels)
+    draw = config.sample(index, seed=0, first=0, n_episodes=4000)
+    classes = labels[draw.support_ids[..., 0]]
+    counts = torch.zeros(4000, 6).scatter_(1, classes, (draw.query_ids >= 0).sum(dim=2).float())
+    assert bool((counts.sum(dim=1) == 18).all())
+    weights = (index.class_counts - 1).double()
+    p = weights / weights.sum()
+    margin = 5 * (18 * p * (1 - p) / 4000).sqrt()
+    assert bool(((counts.double().mean(dim=0) - 18 * p).abs() < margin).all())
+    torch.testing.assert_close(counts.double().var(dim=0), 18 * p * (1 - p), rtol=0.15, atol=0)
+
+
+def test_settings_of_effective_and_multinomial_classes_are_checked() -> None:
+    for config, message in (
+        (EpisodeConfig(way=(3, 5), n_effective_classes=4), r"`n_effective_classes` must be .* in \[1, 3\]; got 4"),
+        (EpisodeConfig(multinomial=True, imbalance=2.0), "`multinomial` must be left out with `imbalance`"),
+        (EpisodeConfig(n_training_rows=(3, 4)), "`n_training_rows` must be one count for each class; got 2 for 12"),
+        (
+            EpisodeConfig(n_unlabelled=1, n_training_rows=(3,) * 12),
+            "`n_unlabelled` must be 0 where queries are of another",
+        ),
+        (EpisodeConfig(way=None, n_open_classes=11), "`way` must be at most the number of classes .*; got all"),
+    ):
+        with pytest.raises(InputError, match=message):
+            config.sample(INDEX, seed=0, first=0, n_episodes=1)
+    assert EpisodeConfig().to_dict().keys() == {
+        *("protocol", "way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "unlabelled"),
+        "distractors",
+    }
