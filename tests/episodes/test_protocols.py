@@ -188,6 +188,28 @@ def test_all_ways_with_queries_of_a_few_classes(command: Command) -> None:
     assert command.read("--dataset a.npz --preset paddle --shot 1 --query 2 --allow-small --episodes 9")["ways"] == 12
 
 
+def test_rows_say_which_methods_are_transductive_and_assume_balance(command: Command) -> None:
+    names = "--method protonet bd-cspn pt-map tim:steps=2 mine.py:stops"
+    arguments = f"--dataset a.npz --way 3 --query 2 --episodes 6 {names}"
+    note = "pt-map, tim:steps=2 assume equally many queries of each class, which these episodes do not have."
+    results = command.read(arguments, "--latex table.tex --markdown table.md")
+    assert note not in command.printed
+    assert "balanced ones assume equally many of each class" in command.printed
+    assert {name: method["setting"] for name, method in results["methods"].items()} == {
+        "protonet": "inductive", "bd-cspn": "transductive", "pt-map": "transductive, balanced",
+        "tim:steps=2": "transductive, balanced", "mine.py:stops": None,
+    }  # fmt: skip
+    for text in (Path("table.md").read_text(), Path("table.tex").read_text(), command("compare", "read.json")):
+        assert "bd-cspn (transductive) " in text
+        assert "pt-map (transductive, balanced) " in text
+        assert "protonet (" not in text
+    suite = command(arguments, "--shot 1,2")
+    assert suite.count("pt-map (transductive, balanced)") == 3
+    for more in ("--imbalance 2 --allow-small", "--multinomial --allow-small", "--n-effective-classes 2"):
+        assert note in command(arguments, more)
+    assert note not in command(f"{KINDS['fixed-split']} {names}")
+
+
 def test_meta_dataset_draws_from_superclasses(command: Command) -> None:
     results = command.read(KINDS["meta-dataset"], "--episodes 30 --method protonet")
     assert "Meta-Dataset's ways and shots, 2 superclasses, 30 episodes" in command.printed

@@ -243,6 +243,11 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     index_of_all = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
+    balanced = [name for name, choice in methods.items() if choice.spec.assumes_balance]
+    if balanced and not sampler.has_equal_queries(index):
+        text = "assumes equally many queries of each class, which these episodes do not have"
+        text = text if len(balanced) == 1 else text.replace("assumes", "assume")
+        notes.append(f"{', '.join(balanced)} {text}.")
     if plan.split_seed is None and data.sides is not None:
         counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
         notes += describe_class_list_difference(plan.dataset, dict(counts))

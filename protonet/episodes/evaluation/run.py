@@ -432,7 +432,7 @@ class _EpisodeRun:
             predicted = {name: score.predicted_classes for name, score in scores.items()}
             records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
-            summary=summarize(scores, sampler.shot, settings, varied),
+            summary=summarize(scores, sampler.shot, settings, varied, prepared.methods),
             tuning=tunings,
             versions=get_package_versions(),
             plugin_versions=prepared.plugin_versions,

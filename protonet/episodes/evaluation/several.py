@@ -323,6 +323,8 @@ def format_suite_tables(
     datasets = {plan.dataset for plan in plans}
     is_complete = len(plans) == len(averages) * len(datasets)
     head = format_accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
+    methods = {name: method for evaluation in evaluations for name, method in evaluation.methods.items()}
+    shown = {name: method.mark_name(name) for name, method in methods.items()}
     for shot, means in averages.items():
         columns = {
             plan.dataset: evaluation.methods
@@ -339,7 +341,7 @@ def format_suite_tables(
                 average = ["", ""]
                 if name in means:
                     average = [format_mean(means[name].mean_accuracy), f"{means[name].mean_rank:g}"]
-                rows.append([name, *cells, *average])
+                rows.append([shown[name], *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
@@ -348,7 +350,7 @@ def format_suite_tables(
             [format_mean(means[name].mean_accuracy) if name in means else "" for name in names]
             for means in averages.values()
         ]
-        rows = [list(row) for row in zip(names, *columns_of, strict=True)]
+        rows = [[shown[name], *cells] for name, *cells in zip(names, *columns_of, strict=True)]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
@@ -375,6 +377,7 @@ class StoredRun:
     query_counts: Tensor  #: (episodes,) float64, the number of queries.
     #: For each method (episodes,) float64, the number of queries that it classifies correctly.
     correct_counts: dict[str, Tensor]
+    method_settings: Mapping[str, str | None]  #: For each method how it takes queries, see `MethodSummary`.
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -405,6 +408,7 @@ def read_run(path: Path) -> StoredRun:
             class_mask=class_mask,
             query_counts=queries,
             correct_counts=right,
+            method_settings={name: method.get("setting") for name, method in content["methods"].items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
@@ -442,17 +446,22 @@ def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tu
     """
     n = min(len(run.query_counts) for run in runs)
     accuracies: dict[str, Tensor] = {}
+    taken: dict[str, str | None] = {}
     for run in runs:
         for name, counts in run.correct_counts.items():
             counted = [other.correct_counts[name][:n] for other in runs if name in other.correct_counts]
             alike = [torch.equal(counts[:n], other) for other in counted]
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.query_counts[:n]
+            taken[shown] = run.method_settings.get(name)
     if against is not None:
         check_known_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     class_mask = runs[0].class_mask[:n]
-    methods = {name: MethodSummary(MeasureMean.from_values(values, class_mask)) for name, values in accuracies.items()}
+    methods = {
+        name: MethodSummary(MeasureMean.from_values(values, class_mask), setting=taken[name])
+        for name, values in accuracies.items()
+    }
     pairs = compare_method_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {class_mask.shape[1]} classes"]
     if any(len(run.query_counts) > n for run in runs):
