@@ -27,6 +27,7 @@ STUDIES = {
     "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),
     "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),
     "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),
+    "prototypical": ("prototypical.study", "prototypical training by the command, beside a plain loop"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),
     "optimizer-time": ("optimizer_bench.step_time", "the time of an optimizer's step beside AdamW's"),

@@ -75,10 +75,10 @@ def make_parser() -> CommandParser:
     text = "side of the split by class: novel (default if there is a split), validation, base or all"
     add("--side", choices=SPLIT_SIDE_CHOICES, metavar="SIDE", help=text)
     add("--encoder", metavar="FILE", help="file from 'train'; without it, features are used as they are")
-    add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5)")
+    add("--way", default="5", metavar="N[-M]", help="classes per episode (default 5), or all")
     add("--shot", default="1", metavar="N[-M]", help="support rows per class (default 1); 1,5 evaluates both")
     add("--query", action=IntegerOption, low=1, default=15, help="query rows per class (default 15)")
-    text = "most episodes (default 2000; with --test-dataset 10, draws of the support)"
+    text = "most episodes (default 2000; 10 of a fixed test split, which are draws of the support)"
     add("--episodes", action=IntegerOption, low=1, help=text)
     text = f"names, with settings as in tim:steps=100, FILE.py:FUNCTION, or all (default: {' '.join(DEFAULT_METHODS)})"
     add("--method", nargs="+", default=DEFAULT_METHODS, metavar="NAME", help=text)
@@ -92,7 +92,8 @@ def make_parser() -> CommandParser:
     add = parser.add_expert_group("data").add_argument
     text = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
     add("--class-lists", action="store_true", help=text)
-    text = "test rows of each --dataset, of the same classes: episodes are all-way draws of the support"
+    text = "test rows of each --dataset, of the same classes: all are queries, of all-way draws of the support; with "
+    text += "--way N, or --n-effective-classes, queries of N-way episodes are drawn from them"
     add("--test-dataset", nargs="+", metavar="DATASET", help=text)
     text = "with --test-dataset and --tune: validation rows of each --dataset, of the same classes"
     add("--validation-dataset", nargs="+", metavar="DATASET", help=text)
@@ -112,6 +113,10 @@ def make_parser() -> CommandParser:
     add("--unequal", action="store_true", help="draw the number of shots for each class alone")
     text = "share queries by a Dirichlet distribution of this concentration, such as 2.0 (default: equally)"
     add("--imbalance", action=NumberOption, metavar="A", help=text)
+    text = "queries of this many of an episode's classes, drawn at random (default: of all)"
+    add("--n-effective-classes", action=IntegerOption, low=1, help=text)
+    text = "draw each query from the rows of all (effective) classes, so that numbers of queries are multinomial"
+    add("--multinomial", action="store_true", help=text)
     text = "classes outside the episode, with queries"
     add("--n-open-classes", action=IntegerOption, low=0, default=0, help=text)
     text = "unlabelled rows of each class, for methods that learn from them"

@@ -120,7 +120,7 @@ def make_train_parser() -> CommandParser:
     add("--objective", default="prototypes", metavar="NAME", help=objective)
     output = "a new .safetensors file: the checkpoint during training, and the encoder at the end"
     add("-o", "--output", required=True, metavar="FILE", help=output)
-    text = "continue the run in the output file, if it exists, with the same arguments"
+    text = "continue the run in the output file, if it exists, with the same arguments or other --steps and --patience"
     add("--resume", action="store_true", help=text)
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
@@ -148,6 +148,11 @@ def make_train_parser() -> CommandParser:
     add("--dropblock", action=NumberOption, strict=False, default=0.0, metavar="R", help=text)
     text = "begin at the encoder of another run, of the same backbone, such as one of prototypes (default: new weights)"
     add("--start", metavar="FILE", help=text)
+    text = (
+        "of training rows: affine (default) rotates, stretches, shears and shifts pictures, mirrors those in colour, "
+    )
+    text += "and adds noise to rows of other kinds; none (default of protonet, as Snell et al.) leaves them as they are"
+    add("--augment", metavar="NAME", help=text)
 
     add = parser.add_expert_group("data and logs").add_argument
     add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
@@ -173,6 +178,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         integers[field] = OBJECTIVE_DEFAULTS.get(objective, {}).get(name, default) if given is None else given
     if options.dropblock >= 1:
         raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
+    default_augment = "none" if objective == "protonet" else "affine"
     plan = names.TrainingPlan(
         dataset=options.dataset,
         split_seed=options.split_seed,
@@ -181,6 +187,7 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
         objective=objective,
         learning_rate=options.learning_rate or (0.003 if objective == "prototypes" else 0.001),
         dropblock=options.dropblock,
+        augment=check_known_name("--augment", options.augment or default_augment, names.AUGMENTATIONS),
         start=options.start,
     )
     if objective in names.INNER_LOOP_OBJECTIVES:
@@ -290,6 +297,7 @@ def make_paper_parser() -> CommandParser:
     add("--device", default="cpu", metavar="NAME", help=f"{text} (default cpu)")
     add("--traceback", action="store_true", help=TRACEBACK_HELP)
     parser.set_defaults(unequal=False, allow_small=False, n_open_classes=0, unlabelled=0, distractors=0)
+    parser.set_defaults(n_effective_classes=None, multinomial=False)
     return parser
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 EVALUATE_PROG = "protonet.episodes"
 MAX_CLASSES_OR_ROWS = 10**6  #: The largest allowed number of classes and of rows per class.
+AUGMENTATIONS = ("none", "affine")
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
@@ -16,9 +17,10 @@ INNER_LOOP_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries af
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")
 _ARGUMENTS_NAMED_LIKE_OPTIONS = (
-    *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
+    *("against", "allow_small", "augment", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
-    *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
+    *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "multinomial", "names"),
+    *("n_effective_classes", "n_open_classes"),
     *("normalize", "objective", "output", "patience", "preset", "protocol", "query", "resume", "seed", "shot"),
     *("side", "split_seed", "start", "state", "steps", "template", "test_dataset"),
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
@@ -57,6 +59,7 @@ class TrainingPlan:
     inner_rate: float = 0.0  #: The learning rate of the inner loop.
     first_order: bool = False  #: Whether the gradients of the inner loop are treated as constants (first-order MAML).
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
+    augment: str = "affine"  #: The augmentation of training rows, one of ``AUGMENTATIONS``.
     start: str | None = None  #: The path of a checkpoint with the encoder's initial weights; None for random weights.
     head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_INITS``.
 
@@ -99,6 +102,12 @@ PRESETS = {
         "5-way, 1, 5, 10 and 20 shots, 75 queries by Dirichlet shares of 2, 10,000 episodes",
         "Veilleux et al., Realistic evaluation of transductive few-shot learning (2021), sec. 5",
         "--way 5 --shot 1,5,10,20 --query 15 --imbalance 2 --episodes 10000",
+    ),
+    "paddle": Preset(
+        "all ways, 5, 10 and 20 shots, 75 queries drawn from 5 effective classes, 1,000 episodes",
+        "Martin et al., Towards practical few-shot query sets: transductive minimum description length inference "
+        "(2022), sec. 4.1, and its code's config/main_config.yaml",
+        "--way all --shot 5,10,20 --query 15 --n-effective-classes 5 --multinomial --episodes 1000",
     ),
     "open-set": Preset(
         "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 500 episodes",

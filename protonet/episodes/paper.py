@@ -76,7 +76,7 @@ class PaperWriter:
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
         text = "\n".join(format_table(*table) for table in tables)
         text += f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
-        text += f"{report.explain_intervals(summaries[0])}\n"
+        text += f"{report.explain_intervals(summaries[0])}\n{report.explain_settings(summaries[0].methods.values())}"
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(report.format_latex_table(*table) for table in tables))
@@ -151,10 +151,12 @@ def _describe_data(plan: EvaluationPlan, evaluation: statistics.Evaluation) -> s
 def rename_methods(summary: statistics.EvaluationSummary, keys: Mapping[str, str]) -> statistics.EvaluationSummary:
     """Return a summary in which methods are renamed by ``keys``, which maps old to new names; other names stay.
 
-    The result has only accuracies and comparisons, no further measures.
+    The result has only accuracies, settings and comparisons, no further measures.
     """
-    renamed = ((keys.get(name, name), method.accuracy) for name, method in summary.methods.items())
-    methods = {name: statistics.MethodSummary(accuracy) for name, accuracy in renamed}
+    methods = {
+        keys.get(name, name): statistics.MethodSummary(method.accuracy, setting=method.setting)
+        for name, method in summary.methods.items()
+    }
     pairs = [
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
         for pair in summary.comparisons

@@ -86,7 +86,7 @@ def sample(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write training rows, test rows, texts, rows with a split by class, and a plug-in."""
     monkeypatch.chdir(tmp_path)
-    for name, seed, n in (("a", 1, 9), ("a-test", 2, 4), ("texts", 9, 1)):
+    for name, seed, n in (("a", 1, 9), ("a-test", 2, 4), ("b-test", 5, 4), ("texts", 9, 1)):
         x, y = sample(seed, n)
         np.savez(f"{name}.npz", x=x, y=y)
     x, y = sample(3, 11)
@@ -160,6 +160,54 @@ def test_all_ways_and_a_fixed_test_split(command: Command) -> None:
     x, y = sample(8, 4)
     np.savez("a-test.npz", x=x, y=y)
     command.refuses("got other data than s.npz has", split, "--method protonet --state s.npz --resume")
+
+
+def test_support_and_queries_of_two_files_at_some_ways(command: Command) -> None:
+    split = "--dataset a.npz --test-dataset a-test.npz --way 5 --shot 2 --query 3 --method protonet"
+    results = command.read(split, "--episodes 60")
+    assert "5-way 2-shot 3-query, queries of a test split, 60 episodes" in command.printed
+    assert (results["queries"], results["ways"], results["classes"]) == (15, 5, 12)
+    assert results["settings"]["protocol"] == "episodes"
+    assert results["methods"]["protonet"]["half_width_classes"] > 0
+    chosen = command.read(split, "--episodes 20 --tune ridge:penalty=0.1,1 --validation-dataset b-test.npz")
+    assert len(chosen["tuning"]) == 1
+    command.refuses(r"must have 9 test rows \(query\); got class '.*' with 4", split, "--query 9")
+    command.refuses(r"must have 10 training rows \(shot\); got class '.*' with 9", split, "--shot 10")
+    assert command.read(split, "--query 9 --allow-small --episodes 5")["queries"] == 20
+    assert command.read(split.replace("--way 5", "--preset mini-imagenet"), "--episodes 5")["ways"] == 5
+
+
+def test_all_ways_with_queries_of_a_few_classes(command: Command) -> None:
+    arguments = "--dataset a.npz --way all --n-effective-classes 3 --query 2 --episodes 40 --method protonet pt-map"
+    results = command.read(arguments)
+    assert "12-way 1-shot 2-query, 3 effective classes, 40 episodes" in command.printed
+    assert (results["queries"], results["ways"]) == (6, 12)
+    assert results["settings"]["n_effective_classes"] == 3
+    results = command.read(arguments, "--multinomial --test-dataset a-test.npz --allow-small")
+    assert results["settings"]["multinomial"]
+    assert command.read("--dataset a.npz --preset paddle --shot 1 --query 2 --allow-small --episodes 9")["ways"] == 12
+
+
+def test_rows_say_which_methods_are_transductive_and_assume_balance(command: Command) -> None:
+    names = "--method protonet bd-cspn pt-map tim:steps=2 mine.py:stops"
+    arguments = f"--dataset a.npz --way 3 --query 2 --episodes 6 {names}"
+    note = "pt-map, tim:steps=2 assume equally many queries of each class, which these episodes do not have."
+    results = command.read(arguments, "--latex table.tex --markdown table.md")
+    assert note not in command.printed
+    assert "balanced ones assume equally many of each class" in command.printed
+    assert {name: method["setting"] for name, method in results["methods"].items()} == {
+        "protonet": "inductive", "bd-cspn": "transductive", "pt-map": "transductive, balanced",
+        "tim:steps=2": "transductive, balanced", "mine.py:stops": None,
+    }  # fmt: skip
+    for text in (Path("table.md").read_text(), Path("table.tex").read_text(), command("compare", "read.json")):
+        assert "bd-cspn (transductive) " in text
+        assert "pt-map (transductive, balanced) " in text
+        assert "protonet (" not in text
+    suite = command(arguments, "--shot 1,2")
+    assert suite.count("pt-map (transductive, balanced)") == 3
+    for more in ("--imbalance 2 --allow-small", "--multinomial --allow-small", "--n-effective-classes 2"):
+        assert note in command(arguments, more)
+    assert note not in command(f"{KINDS['fixed-split']} {names}")
 
 
 def test_meta_dataset_draws_from_superclasses(command: Command) -> None:
@@ -250,12 +298,15 @@ def test_a_preset_sets_options_and_given_options_take_precedence(command: Comman
 def test_errors(command: Command) -> None:
     split = "--test-dataset a-test.npz"
     for arguments, message in (
-        ("--way all", "`--way` must be a number or a span where there is no --test-dataset; got all"),
+        ("--way all --protocol generalized", "`--way` must be a number or a span with --protocol generalized; got all"),
+        ("--n-effective-classes 6", r"`--n-effective-classes` must be a whole number in \[1, 5\]; got 6"),
+        ("--multinomial --imbalance 2", "`--multinomial` must be left out with `--imbalance`; got `--imbalance` 2"),
+        (f"{split} --way 3 --unlabelled 2", "`--unlabelled` must be left out with --test-dataset; got 2"),
         ("--test-dataset all.npz", "`--test-dataset` must share no row with all.npz; got 132"),
         (f"{split} --query 3", "`--query` must be left out with --test-dataset; got 3"),
         (f"{split} --protocol generalized", "`--test-dataset` must be left out with --protocol generalized"),
         (f"{split} a-test.npz", "`--test-dataset` must be one for each --dataset, .*; got 2 for 1"),
-        (f"{split} --preset mini-imagenet", "go with --test-dataset; got mini-imagenet, which has --way 5"),
+        (f"{split} --preset semi-supervised", "go with --test-dataset; got semi-supervised, which has --unlab"),
         ("--hierarchy names", "`--hierarchy` must be left out with --protocol episodes; got names"),
         ("--protocol meta-dataset --way 7", "`--way` must be left out with --protocol meta-dataset; got 7"),
         ("--protocol generalized --side all", "`--protocol` must find base classes, to be generalized; got none"),

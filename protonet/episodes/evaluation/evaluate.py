@@ -53,6 +53,10 @@ FEATURE_VALUES_PER_CALL = 2**21
 #: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
 #: a time, to limit the memory.
 MAX_DOT_PRODUCTS_PER_CALL = 2**27
+#: The number of logits that are scored at a time: they fit into the processor's cache, where they are read several
+#: times.
+LOGITS_PER_BLOCK = 2**18
+QUERIES_PER_REGISTER = 64  #: A multiple of the numbers of floats in a vector register of any processor.
 MIN_QUERIES_PER_CALL = 1024  #: Inductive methods classify at least this many queries at a time.
 TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
 QUERY_COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
@@ -223,14 +227,17 @@ def evaluate(
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
             size = max(1, FEATURE_VALUES_PER_CALL // features_per_episode)
             positions.append(batch.episode_positions)
-            logits: dict[str, list[Tensor]] = {name: [] for name in methods}
+            predictions: dict[str, list[QueryPredictions]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
                 block = batch.select_episodes(slice(start, start + size))
                 episodes = gather_episodes(take, block, base, class_texts, trained, shape)
+                n_known = int((block.query_labels[0] >= 0).sum())  # queries of open classes come last
                 for name, method in methods.items():
-                    logits[name].append(_classify_batch(name, method, episodes, first + block.episode_positions, seed))
-            for name, blocks in logits.items():
-                scored[name].append(_score_logits(torch.cat(blocks), batch, config, keep=keep_predictions))
+                    logits = _classify_batch(name, method, episodes, first + block.episode_positions, seed)
+                    predictions[name].append(predict_queries(logits, n_known))
+            for name, blocks in predictions.items():
+                joined = QueryPredictions(*map(torch.cat, zip(*blocks, strict=True)))
+                scored[name].append(_score_predictions(joined, batch, config, keep=keep_predictions))
         order = torch.cat(positions).argsort()
         return {name: concatenate_scores(scores, order) for name, scores in scored.items()}
 
@@ -335,32 +342,55 @@ def _convert_logits(name: str, logits: object, episodes: Episodes, episode_ids: 
         raise_input_error("method", constraint, f"{tuple(logits.shape)} of {name}", remedy)
     logits = logits.detach().to(episodes.query.device)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    bad = (~torch.isfinite(logits)).flatten(1).any(dim=1).cpu()
+    # The smallest and the largest logit show infinite values and NaN; a mask of all logits would take much longer.
+    bad = ~torch.isfinite(logits.amin(dim=(1, 2)) - logits.amax(dim=(1, 2))).cpu()
     if bool(bad.any()):
         got = f"others of {name} in episode {int(episode_ids[bad][0])}"
         raise_input_error("method", "give finite logits", got, "Scale the features, or leave the method out.")
     return logits
 
 
-def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> EpisodeScores:
-    """Compute scores, on the CPU, from the logits of a method; if ``keep``, with the predicted class of each query."""
-    shot = config.shot
-    query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
-    n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last
-    logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
-    known = logits[..., :n_known]
-    predicted = known.max(dim=1).indices
+class QueryPredictions(NamedTuple):
+    """What the scores of a method depend on, for each query of a batch of episodes; queries of open classes last."""
+
+    predicted: Tensor  #: (episodes, n_known) int64 in [0, n_way), the class of each known query.
+    confidence: Tensor  #: (episodes, n_known), the probability of this class.
+    highest: Tensor  #: (episodes, n_queries), the highest logit of each query, also of open classes.
+
+
+def predict_queries(logits: Tensor, n_known: int) -> QueryPredictions:
+    """Predict the class of each query from logits (episodes, n_queries, n_way), of which ``n_known`` are known."""
+    logits = logits.transpose(1, 2)  # (episodes, n_way, n_queries): ten times as fast, as classes are few
+    n_episodes, n_way, n_queries = logits.shape
+    # Whole vector registers: torch's softmax would round the queries behind the last register differently.
+    size = max(1, LOGITS_PER_BLOCK // (n_episodes * n_way * QUERIES_PER_REGISTER)) * QUERIES_PER_REGISTER
+    blocks: list[QueryPredictions] = []
+    for start in range(0, n_queries, size):
+        block = logits[..., start : start + size].contiguous()
+        known = block[..., : max(0, n_known - start)]
+        highest, predicted = known.max(dim=1)
+        confidence = known.softmax(dim=1).gather(1, predicted[:, None])[:, 0]
+        blocks.append(QueryPredictions(predicted, confidence, block.amax(dim=1) if n_known < n_queries else highest))
+    return QueryPredictions(*(torch.cat(parts, dim=1) for parts in zip(*blocks, strict=True)))
+
+
+def _score_predictions(
+    predictions: QueryPredictions, batch: EpisodeBatch, config: Sampler, *, keep: bool
+) -> EpisodeScores:
+    """Compute scores, on the CPU, from a method's predictions; if ``keep``, with the predicted class of each query."""
+    shot, (predicted, confidence, highest) = config.shot, predictions
+    query_labels, query_shots = (tensor.to(predicted.device) for tensor in (batch.query_labels, batch.query_shots))
+    n_known = predicted.shape[1]
     right = predicted == query_labels[:, :n_known]
     predicted = predicted[:, : n_known if keep else 0].short()
     accuracy = right.double().mean(dim=1)
     by_shot = accuracy[:, None]
     if shot[0] < shot[1]:
-        shots = torch.arange(shot[0], shot[1] + 1, device=logits.device)
+        shots = torch.arange(shot[0], shot[1] + 1, device=right.device)
         counts = (query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
     scores = dict.fromkeys((*OPEN_SET_MEASURES, *GENERALIZED_MEASURES.values()), torch.full_like(accuracy, math.nan))
-    if n_known < logits.shape[2]:
-        highest = logits.amax(dim=1)
+    if n_known < highest.shape[1]:
         scores["auroc"] = open_set_auroc(highest, n_known)
         scores["fpr95"] = open_set_fpr95(highest, n_known)
         scores["oscr"] = open_set_auroc(highest, n_known, right)
@@ -370,7 +400,7 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         harmonic = 2 * base * novel / (base + novel).clamp_min(QUERY_COUNT_TOLERANCE)
         scores |= {"base_accuracy": base, "novel_accuracy": novel, "harmonic_mean": harmonic}
     scores |= {"accuracy": accuracy, "accuracy_by_shot": by_shot, "predicted_classes": predicted}
-    scores["confidence_bins"] = sum_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
+    scores["confidence_bins"] = sum_confidence_bins(confidence, right)
     for name, values in scores.items():
         scores[name] = values.cpu()
     return EpisodeScores(**scores)

@@ -24,8 +24,8 @@ from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, sele
 from protonet.episodes.networks.backbones import embed_rows_in_batches
 from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
-from protonet.episodes.samplers.config import GeneralizedSampler
-from protonet.episodes.samplers.fixed_split import FixedSplit
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
+from protonet.episodes.samplers.fixed_split import FixedSplit, join_test_rows
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
@@ -130,7 +130,7 @@ def load_data_sources(plan: EvaluationPlan, data: Dataset | None = None) -> Data
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
     sampler = plan.sampler
-    if isinstance(sampler, FixedSplit) and plan.test_dataset is not None:
+    if isinstance(sampler, FixedSplit | EpisodeConfig) and plan.test_dataset is not None:
         with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
             test = load_source(plan.test_dataset, image_size=plan.image_size)
             sampler, data = sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset))
@@ -243,6 +243,11 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     index_of_all = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
+    balanced = [name for name, choice in methods.items() if choice.spec.assumes_balance]
+    if balanced and not sampler.has_equal_queries(index):
+        text = "assumes equally many queries of each class, which these episodes do not have"
+        text = text if len(balanced) == 1 else text.replace("assumes", "assume")
+        notes.append(f"{', '.join(balanced)} {text}.")
     if plan.split_seed is None and data.sides is not None:
         counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
         notes += describe_class_list_difference(plan.dataset, dict(counts))
@@ -253,6 +258,8 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     if training is not None:
         if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
+        if sources.trained is not None and not sources.trained.beats_raw_features:
+            notes.append("On its validation classes, the encoder was less accurate than the features without it.")
         adapting = [name for name, choice in methods.items() if choice.spec.adapts_encoder]
         if kind != "none" and adapting:
             notes.append(f"{' and '.join(adapting)} embed rows anew, which are not normalized then.")
@@ -335,7 +342,7 @@ def _check_validation_rows(plan: EvaluationPlan, test_dataset: str) -> None:
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
         names = test_dataset, plan.validation_dataset
         test, validation = (load_source(text, image_size=plan.image_size) for text in names)
-        FixedSplit(1).join_test_set(test, validation, names)  # raises an error if they share a row
+        join_test_rows(test, validation, names)  # raises an error if they share a row
 
 
 def _check_validation_classes(plan: EvaluationPlan, sources: DataSources) -> None:

@@ -26,6 +26,8 @@ from protonet.episodes.evaluation.statistics import (
     compare_method_pairs,
     list_interval_kinds,
 )
+from protonet.episodes.methods import Method
+from protonet.episodes.methods.choice import METHOD_SETTINGS, ChosenMethod
 from protonet.episodes.samplers.config import check_integer_range
 from protonet.episodes.samplers.sampler import format_span
 from protonet.errors import optional_packages
@@ -36,6 +38,7 @@ from protonet.ui.text import format_interval, format_percent, format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BALANCED = METHOD_SETTINGS[-1]
 PLOT_PANEL_INCHES = 4.2  #: The width of a panel of a figure, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
@@ -77,6 +80,7 @@ def summarize(
     shot: tuple[int, int],
     settings: Mapping[str, Any] = MappingProxyType({}),
     class_mask: torch.Tensor | None = None,
+    methods: Mapping[str, Method] = MappingProxyType({}),
 ) -> EvaluationSummary:
     """Summarise the scores of several methods: mean accuracies with intervals, further measures, and paired tests.
 
@@ -87,26 +91,29 @@ def summarize(
             that all others are compared with.
         class_mask: (episodes, classes) bool, whether each episode has each class. It is needed for intervals over
             classes; with None there are only intervals over episodes.
+        methods: The methods by name, as `evaluate` takes them, for the report on which of them are transductive.
 
     Returns:
         The summary, for `format_report`.
     """
     check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
     shot = check_integer_range("shot", shot, low=1)
-    methods = {}
+    summaries = {}
     for name, score in scores.items():
+        method = methods.get(name)
         fields = dict(zip(OPEN_SET_MEASURES, OPEN_SET_MEASURES, strict=True))
         fields |= {} if score.harmonic_mean.isnan().any() else GENERALIZED_MEASURES
         shots = zip(range(shot[0], shot[1] + 1), score.accuracy_by_shot.unbind(1), strict=True)
-        methods[name] = MethodSummary(
+        summaries[name] = MethodSummary(
             MeasureMean.from_values(score.accuracy, class_mask),
             calibration_error(score.confidence_bins),
             {name: MeasureMean.from_values(getattr(score, field), class_mask) for name, field in fields.items()},
             {n_shot: MeasureMean.from_values(column, class_mask) for n_shot, column in shots},
+            method.setting if isinstance(method, ChosenMethod) else None,
         )
     accuracies = {name: score.accuracy for name, score in scores.items()}
     comparisons = compare_method_pairs(accuracies, class_mask, settings.get("against"))
-    return EvaluationSummary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
+    return EvaluationSummary(settings, len(next(iter(accuracies.values()))), summaries, comparisons)
 
 
 def format_accuracy_heading(rates: Iterable[MeasureMean]) -> str:
@@ -135,9 +142,19 @@ def format_report(summary: EvaluationSummary) -> str:
         text += f"\nDifferences are paired by episode; p-values are of paired t tests, adjusted by Holm for {family}.\n"
     if summary.interval_kinds:
         text += f"{explain_intervals(summary)}\n"
+    text += explain_settings(summary.methods.values())
     if any(method.calibration_error is None for method in summary.methods.values()):
         return text
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
+
+
+def explain_settings(methods: Iterable[MethodSummary]) -> str:
+    """Return a text that explains the settings behind the names of methods; "" if none of them is transductive."""
+    settings = {method.setting for method in methods if method.is_transductive}
+    if not settings:
+        return ""
+    text = "Transductive methods classify all queries of an episode together"
+    return text + ("; balanced ones assume equally many of each class.\n" if BALANCED in settings else ".\n")
 
 
 def explain_intervals(summary: EvaluationSummary) -> str:
@@ -170,7 +187,7 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     rows = []
     for name in order:
         method = methods[name]
-        row = [name, format_mean(method.accuracy)]
+        row = [method.mark_name(name), format_mean(method.accuracy)]
         row += _format_difference(summary, against or best, name, signed=against is not None) if several else []
         if calibrated and method.calibration_error is not None:
             row.append(f"{100 * method.calibration_error:.1f}")
@@ -178,7 +195,10 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     tables: list[TextTable] = [(header, rows)]
     shots = list(methods[best].accuracy_by_shot)
     if 1 < len(shots) <= MAX_SHOT_COLUMNS:
-        rows = [[name, *map(format_mean, methods[name].accuracy_by_shot.values())] for name in order]
+        rows = [
+            [methods[name].mark_name(name), *map(format_mean, methods[name].accuracy_by_shot.values())]
+            for name in order
+        ]
         tables.append(([heading, *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 

@@ -77,7 +77,8 @@ STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state f
 #: For arguments of functions called by `evaluate_dataset`, its own argument, so that error messages can name it.
 ARGUMENT_NAMES_IN_ERRORS = {
     **{name: f"config.{name}" for name in ("way", "shot", "n_query", "imbalance")},
-    **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors")},
+    **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors", "n_effective_classes")},
+    "multinomial": "config.multinomial",
     "dataset": "data",
     "text": "data",
     "method": "methods",
@@ -129,7 +130,8 @@ def evaluate_dataset(
         normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
         base: A data set whose rows are the base classes; None for the base classes of the split.
         texts: A data set of embedded texts that name the classes, for `clip_zero_shot` and `tip_adapter`.
-        test_data: A data set of test rows of the same classes, if ``config`` is a `FixedSplit`.
+        test_data: A data set of test rows of the same classes: all queries of a `FixedSplit`, which needs it, or the
+            rows that the queries of an `EpisodeConfig` are drawn from. Support rows are then drawn from ``data``.
         validation_data: A data set of validation rows of the same classes, for ``tune`` with ``test_data``.
         tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The settings that are best on
             validation classes are evaluated as a further method.
@@ -149,10 +151,13 @@ def evaluate_dataset(
     check_type("data", data, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
     config = EpisodeConfig() if config is None else config
     check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
-    if isinstance(config, FixedSplit) != (test_data is not None):
-        got = f"{type(config).__name__} {'with' if test_data is not None else 'without'} test_data"
-        remedy = "Pass config=FixedSplit(n_shot) and test_data together."
-        raise_input_error("config", "be a FixedSplit if and only if there are test data", got, remedy)
+    if isinstance(config, FixedSplit) and test_data is None:
+        remedy = "Pass test_data, too, or an EpisodeConfig."
+        raise_input_error("config", "come with test data", "FixedSplit without test_data", remedy)
+    if test_data is not None and not isinstance(config, FixedSplit | EpisodeConfig):
+        remedy = "Pass one of these, or leave test_data out."
+        got = f"{type(config).__name__} with test_data"
+        raise_input_error("config", "be a FixedSplit or an EpisodeConfig where there are test data", got, remedy)
     if isinstance(data, Dataset) and split_seed is not None:
         remedy = "Pass split_classes(data, seed) instead."
         raise_input_error("split_seed", "be left out for a data set in memory", split_seed, remedy)
@@ -427,7 +432,7 @@ class _EpisodeRun:
             predicted = {name: score.predicted_classes for name, score in scores.items()}
             records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
-            summary=summarize(scores, sampler.shot, settings, varied),
+            summary=summarize(scores, sampler.shot, settings, varied, prepared.methods),
             tuning=tunings,
             versions=get_package_versions(),
             plugin_versions=prepared.plugin_versions,

@@ -59,17 +59,20 @@ SUITE_FORMATS = ("json", "latex", "markdown")  #: The kinds of files that a suit
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
-    *("unlabelled", "distractors", "hierarchy", "base_classes"),
+    *("unlabelled", "distractors", "hierarchy", "base_classes", "n_effective_classes", "multinomial"),
 )
 
 
 #: Options that several protocols depend on.
-COMMON_SAMPLER_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
+COMMON_SAMPLER_OPTIONS = (
+    *("way", "shot", "query", "unequal", "imbalance", "allow_small", "n_effective_classes", "multinomial"),
+)
 #: For each protocol, the options that its episodes depend on. Other options with this protocol raise an InputError.
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
     "generalized": (*COMMON_SAMPLER_OPTIONS, "side", "split_seed"),
+    "test-split": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "base"),
     "fixed-split": ("shot", "allow_small", "base"),
 }
 #: A function that is called with the plans of several evaluations and the results of each, in the same order.
@@ -127,7 +130,7 @@ def make_evaluation_plans(options: argparse.Namespace) -> list[EvaluationPlan]:
             tuning_grids=grids,
             reference_method=against,
             sampler=sampler,
-            n_episodes=options.episodes or (10 if options.test_dataset else 2000),
+            n_episodes=options.episodes or (10 if isinstance(sampler, FixedSplit) else 2000),
             seed=options.seed,
             device=options.device,
         )
@@ -142,17 +145,19 @@ def make_samplers(options: argparse.Namespace) -> list[Sampler]:
     ``options.given_options`` are the names of options on the command line, ``options.preset_options`` the names of
     options in the preset.
     """
-    protocol = "fixed-split" if options.test_dataset else options.protocol
+    protocol = options.protocol
+    if options.test_dataset:
+        has_way = "way" in options.given_options | options.preset_options and options.way != "all"
+        protocol = "test-split" if has_way or options.n_effective_classes is not None else "fixed-split"
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
     if options.test_dataset and options.protocol != "episodes":
         remedy = "Leave one of the two out."
         raise_input_error("--test-dataset", f"be left out with --protocol {options.protocol}", "both", remedy)
-    if options.way == "all" and not options.test_dataset:
-        remedy = "Pass --test-dataset FILE, a test split by rows, or a number."
-        raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
+    if options.way == "all" and protocol == "generalized":
+        raise_input_error("--way", f"be a number or a span with {kind}", "all", "Pass a number.")
     for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        is_all = name in {"way", "side"} and value == "all"  # as in a fixed split
+        is_all = (name == "side" and value == "all") or (name == "way" and value == "all" and protocol == "fixed-split")
         if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
         if name in options.given_options:
@@ -179,7 +184,7 @@ def make_samplers(options: argparse.Namespace) -> list[Sampler]:
 def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
     """Create an `EpisodeConfig` from the options of the command line; ``shot`` is a number or a span such as 5-20."""
     return EpisodeConfig(
-        way=parse_integer_range("--way", options.way, low=2),
+        way=None if options.way == "all" else parse_integer_range("--way", options.way, low=2),
         shot=parse_integer_range("--shot", shot, low=1),
         n_query=options.query,
         unequal=options.unequal,
@@ -188,6 +193,8 @@ def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
         allow_small=options.allow_small,
         n_unlabelled=options.unlabelled,
         n_distractors=options.distractors,
+        n_effective_classes=options.n_effective_classes,
+        multinomial=options.multinomial,
     )
 
 
@@ -316,6 +323,8 @@ def format_suite_tables(
     datasets = {plan.dataset for plan in plans}
     is_complete = len(plans) == len(averages) * len(datasets)
     head = format_accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
+    methods = {name: method for evaluation in evaluations for name, method in evaluation.methods.items()}
+    shown = {name: method.mark_name(name) for name, method in methods.items()}
     for shot, means in averages.items():
         columns = {
             plan.dataset: evaluation.methods
@@ -332,7 +341,7 @@ def format_suite_tables(
                 average = ["", ""]
                 if name in means:
                     average = [format_mean(means[name].mean_accuracy), f"{means[name].mean_rank:g}"]
-                rows.append([name, *cells, *average])
+                rows.append([shown[name], *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
@@ -341,7 +350,7 @@ def format_suite_tables(
             [format_mean(means[name].mean_accuracy) if name in means else "" for name in names]
             for means in averages.values()
         ]
-        rows = [list(row) for row in zip(names, *columns_of, strict=True)]
+        rows = [[shown[name], *cells] for name, *cells in zip(names, *columns_of, strict=True)]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
@@ -368,6 +377,7 @@ class StoredRun:
     query_counts: Tensor  #: (episodes,) float64, the number of queries.
     #: For each method (episodes,) float64, the number of queries that it classifies correctly.
     correct_counts: dict[str, Tensor]
+    method_settings: Mapping[str, str | None]  #: For each method how it takes queries, see `MethodSummary`.
 
 
 def run_compare(options: argparse.Namespace) -> None:
@@ -398,6 +408,7 @@ def read_run(path: Path) -> StoredRun:
             class_mask=class_mask,
             query_counts=queries,
             correct_counts=right,
+            method_settings={name: method.get("setting") for name, method in content["methods"].items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
@@ -435,17 +446,22 @@ def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tu
     """
     n = min(len(run.query_counts) for run in runs)
     accuracies: dict[str, Tensor] = {}
+    taken: dict[str, str | None] = {}
     for run in runs:
         for name, counts in run.correct_counts.items():
             counted = [other.correct_counts[name][:n] for other in runs if name in other.correct_counts]
             alike = [torch.equal(counts[:n], other) for other in counted]
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.query_counts[:n]
+            taken[shown] = run.method_settings.get(name)
     if against is not None:
         check_known_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     class_mask = runs[0].class_mask[:n]
-    methods = {name: MethodSummary(MeasureMean.from_values(values, class_mask)) for name, values in accuracies.items()}
+    methods = {
+        name: MethodSummary(MeasureMean.from_values(values, class_mask), setting=taken[name])
+        for name, values in accuracies.items()
+    }
     pairs = compare_method_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {class_mask.shape[1]} classes"]
     if any(len(run.query_counts) > n for run in runs):

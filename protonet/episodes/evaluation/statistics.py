@@ -110,12 +110,25 @@ class MethodSummary:
     further_measures: Mapping[str, MeasureMean] = field(default_factory=dict)
     #: For each number of shots, the accuracy on classes with this number.
     accuracy_by_shot: Mapping[int, MeasureMean] = field(default_factory=dict)
+    #: How the method takes queries: "inductive", "transductive" or "transductive, balanced", which assumes equally many
+    #: queries of each class; None if it is unknown, as of a plug-in.
+    setting: str | None = None
+
+    @property
+    def is_transductive(self) -> bool:
+        """Whether the method is known to classify all queries of an episode together."""
+        return self.setting not in (None, "inductive")
+
+    def mark_name(self, name: str) -> str:
+        """Return the name of the method for a table; that of a transductive method with its setting."""
+        return f"{name} ({self.setting})" if self.is_transductive else name
 
     def to_dict(self) -> dict[str, object]:
         """Convert the accuracy and the further measures to a dictionary for JSON."""
         measures = {name: rate.to_dict() for name, rate in self.further_measures.items()}
         return {
             **self.accuracy.to_dict(),
+            "setting": self.setting,
             "calibration_error": self.calibration_error,
             **{name: values.pop("accuracy") for name, values in measures.items()},
             **{f"{name}_{half}": value for name, values in measures.items() for half, value in values.items()},

@@ -51,6 +51,9 @@ class MethodSpec:
 
     function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
     transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.
+    #: Whether the method assumes that an episode has equally many queries of each class: by a quota, or by a term of
+    #: its loss whose default weight is for such queries.
+    assumes_balance: bool = False
     needs: tuple[MethodInput, ...] = ()  #: Inputs without which the method cannot run.
     uses_base: bool = False  #: Whether the method uses base classes, if there are any.
     #: Whether the method subtracts the mean of the base rows or, without base classes, of the support rows.
@@ -107,13 +110,13 @@ METHODS = {
     "laplacian-shot-dirichlet": MethodSpec(
         clustering.laplacian_shot_dirichlet, transductive=True, uses_base=True, centred=True
     ),
-    "tim": MethodSpec(tim, transductive=True),
+    "tim": MethodSpec(tim, transductive=True, assumes_balance=True),
     "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),
-    "tim-adm": MethodSpec(tim_adm, transductive=True),
+    "tim-adm": MethodSpec(tim_adm, transductive=True, assumes_balance=True),
     "alpha-tim": MethodSpec(alpha_tim, transductive=True),
-    "pt-map": MethodSpec(pt_map, transductive=True),
-    "ilpc": MethodSpec(ilpc, transductive=True),
-    "proto-lp": MethodSpec(proto_lp, transductive=True),
+    "pt-map": MethodSpec(pt_map, transductive=True, assumes_balance=True),
+    "ilpc": MethodSpec(ilpc, transductive=True, assumes_balance=True),
+    "proto-lp": MethodSpec(proto_lp, transductive=True, assumes_balance=True),
     "alpha-am": MethodSpec(alpha_am, transductive=True, is_slow=True),
     "paddle": MethodSpec(clustering.paddle, transductive=True),
     "oslo": MethodSpec(clustering.oslo, transductive=True),

@@ -28,6 +28,8 @@ from protonet.ui.command_line import check_known_name
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: The syntax of a method as text: ``method[:setting=value...]``. The method of a plug-in is ``file.py:function``.
 METHOD_TEXT_PATTERN = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
+#: How methods take the queries of an episode: each alone, all together, or together as equally many of each class.
+METHOD_SETTINGS = ("inductive", "transductive", "transductive, balanced")
 METHOD_DESCRIPTION = "a function from episodes to logits"  #: The description of a method in messages.
 
 
@@ -41,6 +43,13 @@ class ChosenMethod:
     keywords: Mapping[str, object] = field(default_factory=dict)  #: Settings that differ from the defaults.
     plugin_version: str | None = None
     """The version of a plug-in, such as a hash of its file; None for methods of the package."""
+
+    @property
+    def setting(self) -> str | None:
+        """How the method takes queries, one of ``METHOD_SETTINGS``; None for a plug-in, of which it is not known."""
+        if self.plugin_version is not None:
+            return None
+        return METHOD_SETTINGS[self.spec.transductive + self.spec.assumes_balance]
 
     def __call__(self, episodes: Episodes) -> Tensor:
         """Compute logits (episodes, n_queries, n_way); errors of plug-ins and of given settings become InputErrors."""
@@ -162,7 +171,7 @@ def format_methods() -> str:
     lines = ["Settings follow a method's name, as in tim:weights=1,1,1:steps=100 or FILE.py:FUNCTION:name=value."]
     for name, spec in METHODS.items():
         summary = (spec.function.__doc__ or "").partition("\n")[0]
-        lines += ["", f"{name} ({'transductive' if spec.transductive else 'inductive'}): {summary}"]
+        lines += ["", f"{name} ({METHOD_SETTINGS[spec.transductive + spec.assumes_balance]}): {summary}"]
         lines += _wrap_text(f"Source: {parse_source_section(spec.function)}", 2)
         for keyword in list_method_settings(spec.function).values():
             bound = "" if keyword.bound is None else f" {keyword.bound}"

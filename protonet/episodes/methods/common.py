@@ -48,7 +48,7 @@ def support_means(episodes: Episodes) -> Tensor:
         https://arxiv.org/abs/1703.05175
     """
     hot = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype)
-    return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
+    return hot.div_(hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
 def compute_episode_centre(episodes: Episodes) -> Tensor:
@@ -73,9 +73,9 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
-    distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
+    distances = squares.baddbmm_(b, a.transpose(1, 2), alpha=-2)  # (episodes, m, n)
     lost = distances.amin(dim=1) < ROUNDING_GUARDS.min_distance * torch.finfo(a.dtype).eps * norms  # (episodes, n)
-    if bool(lost.any()):  # rows far from zero but close together
+    if bool(lost.any()):  # rows far from zero but close together; only these can have distances below zero
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
     return distances.transpose(1, 2)

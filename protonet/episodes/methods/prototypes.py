@@ -31,7 +31,7 @@ def protonet(episodes: Episodes) -> Tensor:
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2.
         https://arxiv.org/abs/1703.05175
     """
-    return -squared_distances(episodes.query, support_means(episodes))
+    return squared_distances(episodes.query, support_means(episodes)).neg_()
 
 
 def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:

@@ -90,4 +90,6 @@ def load_trained_encoder(path: str | Path, *, dim: int | None = None) -> Trained
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_n_way)
     head.load_state_dict(of_head)
-    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, torch.clone)
+    head.eval().requires_grad_(False)
+    beats_raw = metadata.get("raw_features", {"beaten": True})["beaten"]  # earlier files were kept only if they did
+    return TrainedEncoder(encoder, head, plan, torch.clone, beats_raw_features=beats_raw)

@@ -49,6 +49,7 @@ class TrainedEncoder(NamedTuple):
     support_ids: Tensor | None = None
     #: (episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
     query_ids: Tensor | None = None
+    beats_raw_features: bool = True  #: Whether it was more accurate than raw features on its validation classes.
 
     def gather_inputs(self) -> tuple[Tensor, Tensor]:
         """Gather the encoder's inputs for the episodes, on the encoder's device.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
+from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_CLASSES_OR_ROWS
 from protonet.episodes.samplers.batch import make_row_reader
+from protonet.episodes.samplers.fixed_split import join_test_rows
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
     RandomStream,
@@ -26,6 +29,9 @@ from protonet.episodes.samplers.sampler import (
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
+#: Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square of
+#: the number of draws, to which the time of tensors is in proportion.
+MIN_SQUARED_DRAWS_PER_CLASS = 100
 HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
 
@@ -33,15 +39,18 @@ HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part
 class EpisodeConfig(Sampler):
     """The sampler of N-way K-shot episodes: numbers of classes, support rows, queries and unlabelled rows.
 
-    Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
-        https://arxiv.org/abs/2204.11181
+    Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3,
+        https://arxiv.org/abs/2204.11181; effective classes as in Martin et al., "Towards practical few-shot query sets:
+        transductive minimum description length inference" (2022), sec. 4.1, whose code draws queries at random from the
+        rows of these classes (``multinomial``). https://arxiv.org/abs/2210.14545
     """
 
-    #: Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly.
-    way: tuple[int, int] = (5, 5)
+    #: Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly. None
+    #: for all classes of the data.
+    way: tuple[int, int] | None = (5, 5)
     #: Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly.
     shot: tuple[int, int] = (1, 1)
-    n_query: int = 15  #: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
+    n_query: int = 15  #: Query rows per class, >= 1; the average over classes if their numbers differ.
     unequal: bool = False  #: Whether each class draws its number of support rows, instead of each episode.
     #: Concentration, > 0, of the Dirichlet distribution that splits the ``way * n_query`` queries of an episode among
     #: its classes: papers use 2, and smaller values are less balanced. None gives each class ``n_query`` queries.
@@ -55,55 +64,110 @@ class EpisodeConfig(Sampler):
     #: from these rows.
     n_unlabelled: int = 0
     n_distractors: int = 0  #: Number of distractor classes, >= 0: other classes that add only unlabelled rows.
+    #: Number of effective classes, >= 1: a random choice of the classes of the episode, of which all queries are. None
+    #: for queries of all classes.
+    n_effective_classes: int | None = None
+    #: Whether each query is of a random class, in proportion to the rows of the classes, so that the numbers of queries
+    #: are multinomial.
+    multinomial: bool = False
+    #: The number of training rows of each class, set by `join_test_set`: these rows, the first of the class, are for
+    #: the support, and its other rows for queries. () if all rows are for both.
+    n_training_rows: tuple[int, ...] = ()
 
     @property
     def n_required_classes(self) -> int:
-        """The maximum number of classes of an episode, including open classes and distractor classes."""
-        return self.way[1] + self.n_open_classes + self.n_distractors
+        """The maximum number of classes of an episode, with open classes and distractors; the least for all classes."""
+        return (2 if self.way is None else self.way[1]) + self.n_open_classes + self.n_distractors
+
+    def join_test_set(self, data: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[EpisodeConfig, Dataset]:
+        """Join training rows and test rows by `join_test_rows`; return this sampler for them, and all rows."""
+        counts, joined = join_test_rows(data, test, names)
+        return replace(self, n_training_rows=counts), joined
+
+    def fix_way(self, index: ClassIndex) -> EpisodeConfig:
+        """Return this sampler with a number of classes: that of the index, if each episode has all classes."""
+        n_classes = len(index.class_counts) - self.n_open_classes - self.n_distractors
+        return self if self.way is not None else replace(self, way=(n_classes, n_classes))
+
+    def _count_query_rows(self, index: ClassIndex) -> Tensor:
+        """Count the rows (classes,) int64 of each class that are left for queries in every episode."""
+        n_others = torch.tensor(self.n_training_rows or self.shot[1] + self.n_unlabelled)
+        return index.class_counts - n_others
+
+    def has_equal_queries(self, index: ClassIndex) -> bool:
+        """Whether each class of every episode has the same number of queries, for classes from `validate`."""
+        varied = self.imbalance is not None or self.multinomial or self.n_effective_classes is not None
+        return not varied and bool((self._count_query_rows(index) >= self.n_query).all())
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes with enough rows, and return a note about small and excluded classes for the report."""
         chosen = self.validate(index, class_names)
+        config = self.fix_way(chosen)
         if not self.allow_small:
-            return self, chosen, []
+            return config, chosen, []
         few = int((chosen.class_counts < self.shot[1] + self.n_query).sum())
         left_out = len(index.class_counts) - len(chosen.class_counts)
         of_classes = f"{few} of {len(index.class_counts)} classes"
-        return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
+        return config, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check the settings and class sizes as `Sampler.validate` does; ``allow_small`` excludes too small classes."""
-        check_integer_range("way", self.way, low=2)
+        if self.way is not None:
+            check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
             check_int(name, getattr(self, name), low=low, high=MAX_CLASSES_OR_ROWS)
         if self.n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
+        if self.n_training_rows and self.n_unlabelled:
+            remedy = "Ask for none, or pass one file."
+            raise_input_error("n_unlabelled", "be 0 where queries are of another file", self.n_unlabelled, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
-        max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
-        needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
-        if self.allow_small:
+        if self.multinomial and self.imbalance is not None:
+            remedy = "Leave one of the two out."
+            raise_input_error("multinomial", "be left out with `imbalance`", f"`imbalance` {self.imbalance:g}", remedy)
+        if self.n_training_rows and len(self.n_training_rows) != len(index.class_counts):
+            got = f"{len(self.n_training_rows)} for {len(index.class_counts)}"
+            raise_input_error("n_training_rows", "be one count for each class", got, "Pass the counts of all classes.")
+        if self.allow_small and not self.n_training_rows:
+            needed = self.shot[1] + 1 + self.n_unlabelled
             index = index.select_classes((index.class_counts >= needed).nonzero().flatten())
         if self.n_required_classes > len(index.class_counts):
             others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
             constraint = f"be at most the number of classes ({len(index.class_counts)}{beside})"
-            raise_input_error("way", constraint, self.way[1], remedy)
-        if bool((index.class_counts < needed).any()):
-            worst = int(index.class_counts.argmin())
-            got = f"class {class_names[worst]!r} with {int(index.class_counts[worst])}"
-            rows = "shot + query" + (" + unlabelled" if self.n_unlabelled else "")
-            limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
-            # The paper command records each query of episodes of equal sizes, and has no option for that.
-            remedy = "Ask for fewer rows; an evaluation can also allow small classes (`allow_small`)."
-            raise_input_error("classes", limit, got, remedy)
+            raise_input_error("way", constraint, "all" if self.way is None else self.way[1], remedy)
+        least_way, most_way = self.fix_way(index).way or (0, 0)
+        if self.n_effective_classes is not None:
+            check_int("n_effective_classes", self.n_effective_classes, low=1, high=least_way)
+        varied = self.imbalance is not None or self.multinomial
+        max_query = self.n_query * ((self.n_effective_classes or most_way) if varied else 1)
+        self._check_class_sizes(index, class_names, 1 if self.allow_small else max_query)
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
+    def _check_class_sizes(self, index: ClassIndex, class_names: tuple[str, ...], max_query: int) -> None:
+        """Raise an InputError if a class has too few rows for an episode with ``max_query`` queries of it."""
+        # The paper command records each query of episodes of equal sizes, and has no option for that.
+        remedy = "Ask for fewer rows; an evaluation can also allow small classes (`allow_small`)."
+        shot, unlabelled = self.shot[1], " + unlabelled" if self.n_unlabelled else ""
+        sizes = [(index.class_counts, shot + max_query + self.n_unlabelled, f"rows (shot + query{unlabelled}")]
+        if self.n_training_rows:
+            train = torch.tensor(self.n_training_rows)
+            sizes = [(train, shot, "training rows (shot"), (index.class_counts - train, max_query, "test rows (query")]
+        same_class = ", were all of one class" if max_query > self.n_query else ""
+        for counts, needed, kind in sizes:
+            if bool((counts < needed).any()):
+                worst = int(counts.argmin())
+                got = f"class {class_names[worst]!r} with {int(counts[worst])}"
+                raise_input_error("classes", f"have {needed} {kind}{same_class})", got, remedy)
+
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw the episodes, see `Sampler.sample`."""
+        if self.way is None:
+            return self.fix_way(index).draw(index, seed=seed, first=first, n_episodes=n_episodes)
         max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
@@ -112,19 +176,19 @@ class EpisodeConfig(Sampler):
         way = _scale_to_integers(uniform(RandomStream.WAY), *self.way)
         uniform_classes = uniform(RandomStream.CLASS, max_way + n_open)
         uniform_distractors = uniform(RandomStream.DISTRACTOR, self.n_distractors)
-        n_classes = torch.tensor(len(index.class_counts)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
-        classes = draw_without_replacement(torch.cat([uniform_classes, uniform_distractors], dim=1), n_classes)
+        classes = _draw_classes(torch.cat([uniform_classes, uniform_distractors], dim=1), len(index.class_counts))
         size, start = index.class_counts[classes], index.class_starts[classes]
+        train = torch.tensor(self.n_training_rows)[classes] if self.n_training_rows else None
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
-        queries = torch.full_like(shots, self.n_query).where(drawn, 0)
-        if self.imbalance is not None:
-            queries = _split_queries(uniform(RandomStream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
-        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.class_counts.max()))
-        queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
-        open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
+        left = (size[:, :max_way] - shots if train is None else (size - train)[:, :max_way]) - self.n_unlabelled
+        queries = self._draw_query_counts(uniform, drawn, left)
+        varied = self.imbalance is not None or self.multinomial
+        max_query = self.n_query * ((self.n_effective_classes or max_way) if varied else 1)
+        max_query = min(max_query, int(index.class_counts.max()))
+        open_queries = (size if train is None else size - train)[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
         slots = max_shot + int(counts.max())  # per class
         uniform_rows = uniform(RandomStream.ROW, max_way + n_open, max_shot + max_query)[..., :slots]
@@ -135,32 +199,67 @@ class EpisodeConfig(Sampler):
             unlabelled = _draw_unlabelled(index, uniform_known, uniform_unlabelled, taken, size, start)
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], EMPTY_SLOT)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
-        rows = index.row_indices[
-            start[..., None] + draw_without_replacement(uniform_rows, size)
-        ]  # (episodes, max_way + n_open, slots)
+        if train is None:
+            offsets, begin = draw_without_replacement(uniform_rows, size), shots  # queries come right after the support
+        else:
+            train, begin = train[:, : max_way + n_open], torch.full_like(shots, max_shot)
+            of_support, of_query = uniform_rows.tensor_split([max_shot], dim=2)
+            of_query = train[..., None] + draw_without_replacement(of_query, size - train)
+            offsets = torch.cat([draw_without_replacement(of_support, train), of_query], dim=2)
+        rows = index.row_indices[start[..., None] + offsets]  # (episodes, max_way + n_open, slots)
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
-        is_query = ~is_support & (position < (shots + queries)[..., None])
+        is_query = (position >= begin[..., None]) & (position < (begin + queries)[..., None])
+        outside = outside[..., 0 if train is None else max_shot :]
+        is_open = torch.arange(outside.shape[2]) < open_queries[..., None]
         return SampledEpisodes(
             inside.where(is_support, EMPTY_SLOT)[..., :max_shot],
             inside.where(is_query, EMPTY_SLOT)[..., self.shot[0] :],
-            outside.where(position < open_queries[..., None], EMPTY_SLOT)[..., : self.n_query],
+            outside.where(is_open, EMPTY_SLOT)[..., : self.n_query],
             unlabelled,
         )
+
+    def _draw_query_counts(self, uniform: Callable[..., Tensor], drawn: Tensor, left: Tensor) -> Tensor:
+        """Draw the number of queries (episodes, classes) of each ``drawn`` class, which has ``left`` rows for them."""
+        max_way, asked = drawn.shape[1], drawn
+        if self.n_effective_classes is not None:
+            order = uniform(RandomStream.EFFECTIVE, max_way).where(drawn, 1.0).argsort(dim=1)
+            asked = order.argsort(dim=1) < self.n_effective_classes
+        total = asked.sum(dim=1) * self.n_query
+        if self.imbalance is not None:
+            queries = _split_queries(uniform(RandomStream.QUERY, max_way), self.imbalance, asked, total)
+        elif self.multinomial:
+            n_draws = self.n_query * (self.n_effective_classes or max_way)
+            queries = _count_random_queries(uniform(RandomStream.QUERY_CLASS, n_draws), left.where(asked, 0), total)
+        else:
+            queries = torch.full_like(left, self.n_query).where(asked, 0)
+        return torch.minimum(queries, left).where(drawn, 0)
 
     def to_dict(self) -> dict[str, object]:
         """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
-        return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
+        settings = asdict(replace(self, n_training_rows=()))
+        unused = {"n_training_rows"} | {name for name in ("n_effective_classes", "multinomial") if not settings[name]}
+        settings = {names.get(name, name): value for name, value in settings.items() if name not in unused}
+        return {"protocol": "episodes"} | settings
+
+    @property
+    def hashed_tensors(self) -> list[Tensor]:
+        """The numbers of training rows, which episodes depend on."""
+        return [torch.tensor(self.n_training_rows)] if self.n_training_rows else []
 
     def format_title(self) -> str:
         """Format the settings as a short title of the protocol, such as ``5-way 1-shot 15-query``."""
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
+        kind += ", multinomial queries" if self.multinomial else ""
+        kind += f", {self.n_effective_classes} effective classes" if self.n_effective_classes else ""
+        kind += ", queries of a test split" if self.n_training_rows else ""
         kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
         if self.n_unlabelled:
             others = f" and of {self.n_distractors} distractor classes" if self.n_distractors else ""
             kind += f", {self.n_unlabelled} unlabelled rows of each class{others}"
-        return f"{format_span(self.way)}-way {format_span(self.shot)}-shot {self.n_query}-query{kind}"
+        way = "all" if self.way is None else format_span(self.way)
+        return f"{way}-way {format_span(self.shot)}-shot {self.n_query}-query{kind}"
 
 
 @dataclass(frozen=True)
@@ -244,10 +343,10 @@ class GeneralizedSampler(Sampler):
         )
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
         novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.class_counts)))
-        novel = self.novel_config.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
+        novel = self.novel_config.draw(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
         start, size = index.class_starts[: self.n_base_classes], index.class_counts[: self.n_base_classes] - 1
         uniform = sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape)
@@ -283,6 +382,28 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
         remedy = f"Pass ({maximum}, {minimum})."
         raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)
     return minimum, maximum
+
+
+def _count_random_queries(uniform: Tensor, weights: Tensor, total: Tensor) -> Tensor:
+    """Draw the class of each of ``total`` (episodes,) queries by ``weights`` (episodes, classes), and count them."""
+    ends = weights.cumsum(dim=1).double()
+    ends /= ends[:, -1:]
+    chosen = torch.searchsorted(ends, uniform, right=True)  # (episodes, most queries); a class of weight 0 has no room
+    is_counted = (torch.arange(uniform.shape[1]) < total[:, None]).long()
+    return torch.zeros_like(weights).scatter_add_(1, chosen, is_counted)
+
+
+def _draw_classes(uniform: Tensor, n_classes: int) -> Tensor:
+    """Draw different classes (episodes, draws) int64, as `draw_without_replacement` does from ``uniform`` numbers."""
+    n_episodes, n_draws = uniform.shape
+    if n_draws**2 < MIN_SQUARED_DRAWS_PER_CLASS * n_classes:
+        return draw_without_replacement(uniform, torch.tensor(n_classes).expand(n_episodes))
+    # A draw is the class with as many undrawn classes before it, which a list finds without the earlier draws.
+    left = n_classes - torch.arange(n_draws)
+    undrawn_before = (uniform * left).long().minimum(left - 1).tolist()
+    remaining = [list(range(n_classes)) for _ in range(n_episodes)]
+    drawn = [[classes.pop(k) for k in draws] for classes, draws in zip(remaining, undrawn_before, strict=True)]
+    return torch.tensor(drawn, dtype=torch.int64).view(n_episodes, n_draws)
 
 
 def _draw_unlabelled(

@@ -66,6 +66,40 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
         yield f"Exactly equal to a row that is not evaluated, of {where}: {count_rows(seen)}."
 
 
+def join_test_rows(data: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[tuple[int, ...], Dataset]:
+    """Join training rows and test rows, whose classes are matched by name, to one data set in memory.
+
+    Returns the number of training rows of each class, and the rows, training rows first. An InputError is raised if
+    the data sets differ in their features or classes, or have a row in common.
+    """
+    if test.x.shape[1] != data.x.shape[1]:
+        got = f"{test.x.shape[1]} of {names[1]}"
+        must = f"have {data.x.shape[1]} features per row, as {names[0]}"
+        raise_input_error("test", must, got, "Embed both alike.")
+    class_id_of = {name: c for c, name in enumerate(data.class_names)}
+    for split, other, at in ((test, data, 1), (data, test, 0)):
+        missing = [name for name in split.class_names if name not in other.class_names]
+        if missing:
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            got = f"{missing[0]!r} in {names[at]} alone{more}"
+            constraint = f"have the classes of {names[0]}, by name"
+            raise_input_error("test", constraint, got, "Rename them, or leave them out.")
+    sides = [data.x, test.x]
+    if data.x.dtype != test.x.dtype:  # such as pixels of 8 bits beside features: both as floats
+        sides = [split.get_rows(torch.arange(len(split.x))) for split in (data, test)]
+    x = torch.cat(sides)
+    coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
+    known, sought = group_equal_rows(torch.cat([rows.to(coarse) for rows in sides])).split(list(map(len, sides)))
+    shared = torch.isin(sought, known).nonzero().flatten().tolist()
+    if shared:
+        last = int((known == sought[shared[0]]).nonzero()[-1])
+        got = f"{len(shared)}, such as row {shared[0]} of {names[1]} and row {last} of {names[0]}"
+        raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
+    y = torch.cat([data.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
+    counts = tuple(torch.bincount(data.y, minlength=data.num_classes).tolist())
+    return counts, Dataset(x, y, data.class_names, shape=data.shape)
+
+
 @dataclass(frozen=True)
 class FixedSplit(sampler.Sampler):
     """The sampler for a fixed test split: K training rows of each class are the support, all test rows the queries.
@@ -97,37 +131,13 @@ class FixedSplit(sampler.Sampler):
         return self.n_required_classes, self.n_required_classes
 
     def join_test_set(self, data: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
-        """Join training rows and test rows, whose classes are matched by name, to one data set in memory.
+        """Join training rows and test rows by `join_test_rows`; return this sampler for them, and all rows."""
+        counts, joined = join_test_rows(data, test, names)
+        return replace(self, n_training_rows=counts), joined
 
-        Returns a copy of this sampler with the number of training rows of each class, and the rows, training rows
-        first. An InputError is raised if the data sets differ in their features or classes, or have a row in common.
-        """
-        if test.x.shape[1] != data.x.shape[1]:
-            got = f"{test.x.shape[1]} of {names[1]}"
-            must = f"have {data.x.shape[1]} features per row, as {names[0]}"
-            raise_input_error("test", must, got, "Embed both alike.")
-        class_id_of = {name: c for c, name in enumerate(data.class_names)}
-        for split, other, at in ((test, data, 1), (data, test, 0)):
-            missing = [name for name in split.class_names if name not in other.class_names]
-            if missing:
-                more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-                got = f"{missing[0]!r} in {names[at]} alone{more}"
-                constraint = f"have the classes of {names[0]}, by name"
-                raise_input_error("test", constraint, got, "Rename them, or leave them out.")
-        sides = [data.x, test.x]
-        if data.x.dtype != test.x.dtype:  # such as pixels of 8 bits beside features: both as floats
-            sides = [split.get_rows(torch.arange(len(split.x))) for split in (data, test)]
-        x = torch.cat(sides)
-        coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
-        known, sought = group_equal_rows(torch.cat([rows.to(coarse) for rows in sides])).split(list(map(len, sides)))
-        shared = torch.isin(sought, known).nonzero().flatten().tolist()
-        if shared:
-            last = int((known == sought[shared[0]]).nonzero()[-1])
-            got = f"{len(shared)}, such as row {shared[0]} of {names[1]} and row {last} of {names[0]}"
-            raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
-        y = torch.cat([data.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
-        counts = tuple(torch.bincount(data.y, minlength=data.num_classes).tolist())
-        return replace(self, n_training_rows=counts), Dataset(x, y, data.class_names, shape=data.shape)
+    def has_equal_queries(self, index: ClassIndex) -> bool:
+        """Whether each class has the same number of test rows."""
+        return len((index.class_counts - torch.tensor(self.n_training_rows)).unique()) == 1
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
@@ -147,7 +157,7 @@ class FixedSplit(sampler.Sampler):
                 raise_input_error("classes", "have a test row", got, "Add one, or leave the class out.")
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
         shape = (n_episodes, len(train), self.n_shot)

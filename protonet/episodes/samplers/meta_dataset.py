@@ -88,8 +88,8 @@ class MetaDataset(Sampler):
             raise_input_error("class_groups", f"be of {META_DATASET_MIN_WAY} known classes or more", "others", remedy)
         return index
 
-    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw the episodes, see `Sampler.sample`."""
         classes, queries, shots = self._draw_classes_and_shots(index, seed, first, n_episodes)
         size, start, drawn = index.class_counts[classes], index.class_starts[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._validation import check_int, check_type
 from protonet.sampling import ClassIndex, list_class_rows
 
 #: A function from row indices (k,) int64, on any device, to a copy of features (k, dim) of any floating dtype. Methods
@@ -41,6 +42,8 @@ class RandomStream(IntEnum):
     SIZE = 8
     QUERY_ORDER = 9
     UNLABELLED_ORDER = 10
+    EFFECTIVE = 11
+    QUERY_CLASS = 12
 
 
 class SampledEpisodes(NamedTuple):
@@ -100,6 +103,11 @@ class Sampler(ABC):
         """Tensors that episodes depend on but `to_dict` does not include; they are part of the hash of a run."""
         return []
 
+    def has_equal_queries(self, index: ClassIndex) -> bool:
+        """Whether each class of every episode has the same number of queries, for classes from `validate`."""
+        del index
+        return True
+
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes that episodes can have, and adapt this sampler to them.
 
@@ -123,19 +131,31 @@ class Sampler(ABC):
             InputError: A count is outside its range, there are too few classes, or a class has too few rows.
         """
 
-    @abstractmethod
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``.
 
         Args:
-            index: Rows by class, from `validate`.
+            index: Rows by class, from `protonet.sampling.index_classes`.
             seed: In [0, 2**63).
             first: The first episode's number, >= 0.
             n_episodes: >= 0.
 
         Returns:
             The row indices. The label of a row within its episode is its index along the axis of classes.
+
+        Raises:
+            InputTypeError: An argument has the wrong type.
+            InputError: A number is outside its range, or as `validate` raises it.
         """
+        check_type("index", index, ClassIndex, "a ClassIndex, from index_classes(labels)")
+        seed = check_int("seed", seed, low=0, high=2**63 - 1)
+        first, n_episodes = check_int("first", first, low=0), check_int("n_episodes", n_episodes, low=0)
+        index = self.validate(index, tuple(map(str, range(len(index.class_counts)))))
+        return self.draw(index, seed=seed, first=first, n_episodes=n_episodes)
+
+    @abstractmethod
+    def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw episodes as `sample` does, from checked arguments and the classes that `validate` selected."""
 
     def count_classes_and_queries(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Return the classes and the number of queries of each of the first ``n_episodes`` episodes.
@@ -148,7 +168,7 @@ class Sampler(ABC):
         class_of = compute_row_classes(index, int(index.row_indices.max()) + 2)  # the last entry is for EMPTY_SLOT
         for first in range(0, n_episodes, EPISODES_PER_COUNT_BATCH):
             n = min(EPISODES_PER_COUNT_BATCH, n_episodes - first)
-            sampled = self.sample(index, seed=seed, first=first, n_episodes=n)
+            sampled = self.draw(index, seed=seed, first=first, n_episodes=n)
             rows = [some.flatten(1) for some in (sampled.support_ids, sampled.open_query_ids, sampled.unlabelled_ids)]
             classes = class_of[torch.cat(rows, dim=1)] % (n_classes + 1)  # n_classes in empty slots
             masks.append(torch.zeros(n, n_classes + 1, dtype=torch.bool).scatter_(1, classes, value=True)[:, :-1])

@@ -89,12 +89,12 @@ def select_split_side(data: Dataset, side: str) -> SplitSide:
 def draw_training_episodes(
     base: SplitSide, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Draw and augment the training episodes of a step: this process's share of the group's episodes.
+    """Draw the training episodes of a step, augmented if the plan says so: this process's share of the episodes.
 
     The episodes depend only on the seed of the plan and the step, not on the number of processes.
 
     Returns:
-        The augmented rows (episodes, n_way, n_shot + n_query, dim) float32, support first; and the base class of each
+        The rows (episodes, n_way, n_shot + n_query, dim) float32, support first; and the base class of each
         row, (episodes, n_way, n_shot + n_query) int64.
     """
     n_episodes = plan.episodes_per_step // group.world_size
@@ -103,6 +103,8 @@ def draw_training_episodes(
     draw = setting.sample(base.rows_by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
     rows = torch.cat([draw.support_ids, draw.query_ids], dim=2)  # (episodes, n_way, n_shot + n_query)
     x = base.read_rows(rows.flatten()).float()
+    if plan.augment == "none":
+        return x.unflatten(0, rows.shape), base.row_classes[rows]
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all processes, and uses its own.

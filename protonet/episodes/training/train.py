@@ -59,6 +59,13 @@ class TrainingRun:
     best_score: ValidationScore  #: The best validation score.
     step: int  #: The number of steps taken.
     losses: list[list[float]]  #: For each step since the last validation, its losses in the order of the learner's.
+    #: The baseline, set before the first step: the better method of raw features by name, and its validation score.
+    raw: tuple[str, ValidationScore] = ("", ValidationScore(0, 0.0, 0.0))
+
+    @property
+    def beats_raw_features(self) -> bool:
+        """Whether the best weights are more accurate than the raw features on the validation episodes."""
+        return self.best_score.accuracy > self.raw[1].accuracy
 
     @property
     def is_finished(self) -> bool:
@@ -82,8 +89,7 @@ def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None =
         {"params": list(encoder.parameters())},
         {"params": head_parameters, "weight_decay": 0.0},
     ]
-    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING.weight_decay
-    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=learner.weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
     run = TrainingRun(plan, learner, optimizer, average, head, {}, ValidationScore(0, 0.0, 0.0), 0, [])
     run.best_weights = copy.deepcopy(_list_averaged_weights(run))
@@ -100,6 +106,9 @@ def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
 def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
+    The learning rate depends on the number of earlier steps alone, not on the number of all steps, so that a run can be
+    made longer.
+
     ``model`` is the run's learner, or a wrapper that averages gradients over processes. Returns the losses before the
     step in nats, in the order of the learner's ``loss_names``.
 
@@ -112,9 +121,15 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
         losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
     run.optimizer.zero_grad(set_to_none=True)
     losses.sum().backward()
+    if run.learner.episodes_per_halving is not None:
+        halvings = run.step * run.plan.episodes_per_step // run.learner.episodes_per_halving
+        for group in run.optimizer.param_groups:
+            group["lr"] = run.plan.learning_rate / 2**halvings
     run.optimizer.step()
     run.step += 1
-    decay = min(META_TRAINING.weight_average_decay, run.step / (run.step + META_TRAINING.weight_average_delay))
+    decay = 0.0
+    if run.learner.is_averaged:
+        decay = min(META_TRAINING.weight_average_decay, run.step / (run.step + META_TRAINING.weight_average_delay))
     for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
@@ -136,11 +151,18 @@ def serialize_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object
     }
     states |= {f"{OPTIMIZER_PREFIX}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    return tensors, {"step": run.step, "best": run.best_score, "losses": run.losses, "plan": asdict(run.plan)}
+    method, score = run.raw
+    raw = {"method": method, **score._asdict(), "beaten": run.beats_raw_features}
+    del raw["step"]
+    state = {"step": run.step, "best": run.best_score, "losses": run.losses, "raw_features": raw}
+    return tensors, state | {"plan": asdict(run.plan)}
 
 
 def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Restore a run with the same plan in place, from the tensors and metadata that `serialize_run` returned."""
+    """Restore a run in place, from the tensors and metadata that `serialize_run` returned for a run of this plan.
+
+    The plan may have another number of steps, and another patience.
+    """
     run.learner.load_state_dict(checkpoints.select_by_prefix(tensors, LEARNER_PREFIX))
     encoder, head = checkpoints.split_encoder_and_head(checkpoints.select_by_prefix(tensors, AVERAGED_PREFIX))
     run.averaged_encoder.load_state_dict(encoder)
@@ -259,7 +281,7 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 def run_train(options: argparse.Namespace) -> None:
     """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
-    If the encoder is not more accurate than the raw features, its file is removed, and an InputError is raised.
+    If the encoder is not more accurate than the raw features, its file says so, and an InputError is raised.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -282,20 +304,20 @@ def run_train(options: argparse.Namespace) -> None:
         plan = replace(plan, dim=dim, classes=n_classes, backbone=backbone, way=min(plan.way, n_classes))
         _check_rows(base, validation, plan)
         if stored is not None:
-            _require_same_plan(plan, stored[1]["plan"])
+            _check_resumed_plan(plan, stored[1])
         run = make_training_run(plan, device, None if stored is not None else _load_initial_encoder(plan))
+        run.raw = score_best_raw_method(validation, plan)
         if stored is not None:
             restore_run(run, *stored)
         train(run, base, validation, options.paths)
-        raw_method, raw = score_best_raw_method(validation, plan)
     if checkpoint := options.paths.get("output"):
         step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
-        if accuracy <= raw.accuracy:
-            checkpoint.unlink()
+        if not run.beats_raw_features:
+            raw_method, raw = run.raw
             baseline = f"{100 * raw.accuracy:.2f} ±{100 * raw.half_width:.2f} % ({raw_method} on raw features)"
-            remedy = f"{checkpoint} is not written. Use the features without an encoder, or train for longer "
-            remedy += "(`steps`, `patience`), at another `learning_rate` or on more classes."
+            remedy = f"{checkpoint} is kept, and says so. Use the features without an encoder, train for longer "
+            remedy += "(`resume` with more `steps` and `patience`), at another `learning_rate` or on more classes."
             raise_input_error("accuracy", f"be above {baseline}", score, remedy)
         before = "untrained network" if plan.start is None else "encoder that it began at"
         score = f"{score} after step {step:,}" if step else f"no validation beat the {before}: {score}"
@@ -347,14 +369,26 @@ def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> N
         raise_input_error("dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
-def _require_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError that names the settings in which a plan differs from the checkpoint's plan."""
+def _check_resumed_plan(plan: TrainingPlan, metadata: Mapping[str, Any]) -> None:
+    """Raise an InputError unless a plan continues the run of a checkpoint, which ``metadata`` describe.
+
+    ``steps`` and ``patience`` may differ: they determine when a run ends, and nothing before its end.
+    """
+    stored = TrainingPlan(**metadata["plan"])
     words = {"dim": "features per row:", "classes": "base classes:"}
+    there, here = asdict(replace(stored, steps=plan.steps, patience=plan.patience)), asdict(plan)
     differences = [
-        f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"
-        for name, value in asdict(plan).items()
-        if stored.get(name) != value
+        f"{words.get(name, f'`{name}`')} {there[name]} there and {value} here"
+        for name, value in here.items()
+        if there[name] != value
     ]
     if differences:
         remedy = "Pass the same, or another `output` without `resume`."
         raise_input_error("resume", "continue a run of the same settings", "; ".join(differences), remedy)
+    done, since = metadata["step"], metadata["step"] - ValidationScore(*metadata["best"]).step
+    if plan.steps < done:
+        raise_input_error("steps", f"be at least the {done:,} steps that are taken", plan.steps, "Pass more.")
+    if plan.steps > stored.steps and since >= plan.patience * plan.eval_every:
+        got = f"{plan.patience}, with which the run ended at step {done:,}"
+        remedy = f"Pass {since // plan.eval_every + 1} or more."
+        raise_input_error("patience", "allow more steps", got, remedy)

@@ -25,6 +25,7 @@ from protonet.episodes import (
     load_source,
 )
 from protonet.episodes.methods import METHODS
+from protonet.episodes.samplers.meta_dataset import MetaDataset
 from tests.episodes.cases import Command
 
 SIDES = np.array(["base"] * 6 + ["validation"] * 4 + ["novel"] * 5)
@@ -117,7 +118,9 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         (("x.npz", names, EASY), {"split_seed": 0}, "`split_seed` must be left out"),
         (("x.npz", names, EASY), {"tune": "ridge"}, "`tune` must be a list of texts"),
         (("x.npz", names, EASY), {"progress": 3}, "`progress` must be True or False"),
-        (("x.npz", names, EASY), {"test_data": "x.npz"}, "`config` must be a FixedSplit"),
+        (("x.npz", names, FixedSplit(1)), {}, "`config` must come with test data; got FixedSplit"),
+        (("x.npz", names, MetaDataset()), {"test_data": "x.npz"}, "`config` must be a FixedSplit or an EpisodeConfig"),
+        (("x.npz", names, EASY), {"test_data": "x.npz"}, "`test_data` must share no row"),
         (("x.npz", names), {"normalize": "L2"}, "`normalize` must be one of l2"),
         (("absent.npz", names), {}, "no such file|`path` must be"),
     ):

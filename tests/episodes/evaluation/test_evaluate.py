@@ -21,6 +21,7 @@ from protonet.episodes.evaluation.evaluate import (
     get_process_device,
     open_set_auroc,
     open_set_fpr95,
+    predict_queries,
 )
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.common import support_means
@@ -338,3 +339,13 @@ def test_processes_of_a_machine_share_its_devices(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(get_process_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 2000), (3, 100, 1501), (64, 5, 75)])
+def test_predictions_in_blocks_equal_those_at_once_to_the_bit(shape: tuple[int, int, int]) -> None:
+    logits = -(8 * torch.randn(shape, generator=torch.Generator().manual_seed(0))).square()
+    predicted, confidence, highest = predict_queries(logits.transpose(1, 2), shape[2] - 7)
+    known = logits[..., : shape[2] - 7].contiguous()
+    assert torch.equal(predicted, known.max(dim=1).indices)
+    assert torch.equal(confidence, known.softmax(dim=1).amax(dim=1))
+    assert torch.equal(highest, logits.amax(dim=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from protonet.episodes.samplers import config as config_module
 from protonet.episodes.samplers import sampler as sampler_module
 from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
@@ -17,7 +19,7 @@ from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import EMPTY_SLOT, SampledEpisodes, Sampler
 from protonet.errors import InputError
-from protonet.sampling import index_classes
+from protonet.sampling import draw_without_replacement, index_classes
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -32,6 +34,11 @@ PROTOCOLS: dict[str, Sampler] = {
     "unlabelled": EpisodeConfig(way=(2, 3), shot=(1, 2), n_query=2, n_unlabelled=4),
     "distractors": EpisodeConfig(
         way=(2, 3), n_query=9, n_open_classes=1, allow_small=True, n_unlabelled=4, n_distractors=1
+    ),
+    "effective": EpisodeConfig(way=(3, 5), n_query=3, n_effective_classes=2),
+    "multinomial": EpisodeConfig(way=None, n_query=1, n_effective_classes=4, multinomial=True, n_open_classes=1),
+    "two files": EpisodeConfig(
+        way=(3, 4), shot=(1, 3), n_query=2, unequal=True, n_open_classes=1, n_training_rows=tuple((SIZE - 3).tolist())
     ),
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
@@ -132,7 +139,10 @@ def test_statistics_of_base_classes() -> None:
         base.take(torch.tensor([len(rows)]))
 
 
-CONFIGS = {name: protocol for name, protocol in PROTOCOLS.items() if isinstance(protocol, EpisodeConfig)}
+VARIED = ("effective", "multinomial", "two files")  # which have tests of their own
+CONFIGS = {
+    name: protocol for name, protocol in PROTOCOLS.items() if isinstance(protocol, EpisodeConfig) and name not in VARIED
+}
 
 
 def labels_of(counts: list[int]) -> torch.Tensor:
@@ -156,6 +166,7 @@ def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
     for support, query, more in zip(drawn.support_ids, drawn.query_ids, drawn.unlabelled_ids, strict=True):
         shots, queries = (support >= 0).sum(dim=1), (query >= 0).sum(dim=1)
         way = int((shots > 0).sum())
+        assert config.way is not None
         assert config.way[0] <= way <= config.way[1]
         assert config.shot[0] <= int(shots[:way].min()) <= int(shots[:way].max()) <= config.shot[1]
         assert not bool(shots[way:].any() | queries[way:].any())
@@ -248,3 +259,97 @@ def test_small_classes_are_drawn_with_fewer_queries() -> None:
     small = (labels[drawn.support_ids[..., 0]] == 10).nonzero()
     assert len(small)
     assert all(int((drawn.query_ids[e, c] >= 0).sum()) == 1 for e, c in small)
+
+
+@every
+def test_sampling_checks_what_an_evaluation_checks(name: str) -> None:
+    sampler = PROTOCOLS[name]
+    for arguments, message in (
+        ({"seed": -1}, r"`seed` must be a whole number in \[0, "),
+        ({"first": -1}, "`first` must be a whole number >= 0; got -1"),
+        ({"n_episodes": 1.5}, "`n_episodes` must be a whole number"),
+        ({"index": LABELS}, "`index` must be a ClassIndex, from index_classes"),
+        ({"index": index_classes(torch.arange(3))}, r"must .*; got "),
+    ):
+        given: dict[str, Any] = {"index": INDEX, "seed": 0, "first": 0, "n_episodes": 1} | arguments
+        with pytest.raises((ValueError, TypeError), match=message):
+            sampler.sample(given.pop("index"), **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"way": 3}, r"`way` must be a pair .*; got 3\. Pass \(3, 3\)"),
+        ({"way": (13, 13)}, r"`way` must be at most the number of classes \(12\); got 13"),
+        ({"n_query": 20}, r"`classes` must have 21 rows \(shot \+ query\); got class "),
+        ({"imbalance": 0.0}, "`imbalance` must be"),
+        ({"n_distractors": 1}, "`n_distractors` must be 0 where there are no unlabelled rows; got 1"),
+    ],
+)
+def test_sampling_checks_the_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        EpisodeConfig(**settings).sample(INDEX, seed=0, first=0, n_episodes=1)
+
+
+@pytest.mark.parametrize(("n_classes", "n_draws"), [(1000, 1000), (300, 250), (5, 5)])
+def test_many_classes_are_drawn_as_few_are(n_classes: int, n_draws: int) -> None:
+    uniform = torch.rand(3, n_draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = draw_without_replacement(uniform, torch.tensor(n_classes).expand(3))
+    assert torch.equal(config_module._draw_classes(uniform, n_classes), expected)
+
+
+def test_support_and_queries_are_of_their_files() -> None:
+    counts = SIZE - 3
+    config = EpisodeConfig(way=(4, 4), shot=(2, 2), n_query=3, n_open_classes=2, n_training_rows=tuple(counts.tolist()))
+    training = torch.cat(
+        [INDEX.row_indices[start : start + n] for start, n in zip(INDEX.class_starts, counts, strict=True)]
+    )
+    draw = config.sample(INDEX, seed=0, first=0, n_episodes=200)
+    assert bool(torch.isin(draw.support_ids, training).all())
+    assert not bool(torch.isin(torch.cat([draw.query_ids, draw.open_query_ids], dim=1), training).any())
+    drawn = torch.bincount(draw.support_ids.flatten(), minlength=len(LABELS))[training]
+    assert int((drawn == 0).sum()) == 0
+
+
+def test_effective_classes_are_random_classes_of_the_episode() -> None:
+    """Positions do not reveal them: each class of an episode is as likely to have queries."""
+    config = EpisodeConfig(way=(5, 5), n_query=2, n_effective_classes=2)
+    draw = config.sample(INDEX, seed=0, first=0, n_episodes=2000)
+    has_queries = (draw.query_ids >= 0).any(dim=2)
+    assert bool((has_queries.sum(dim=1) == 2).all())
+    assert bool((draw.support_ids >= 0).all())
+    assert chisquare(has_queries.sum(dim=0).numpy()).pvalue > 1e-3
+
+
+def test_multinomial_queries_have_the_moments_of_the_distribution() -> None:
+    labels = torch.arange(6).repeat_interleave(torch.tensor([20, 40, 40, 60, 40, 40]))
+    config = EpisodeConfig(way=(6, 6), n_query=3, multinomial=True, allow_small=True)
+    index = index_classes(labels)
+    draw = config.sample(index, seed=0, first=0, n_episodes=4000)
+    classes = labels[draw.support_ids[..., 0]]
+    counts = torch.zeros(4000, 6).scatter_(1, classes, (draw.query_ids >= 0).sum(dim=2).float())
+    assert bool((counts.sum(dim=1) == 18).all())
+    weights = (index.class_counts - 1).double()
+    p = weights / weights.sum()
+    margin = 5 * (18 * p * (1 - p) / 4000).sqrt()
+    assert bool(((counts.double().mean(dim=0) - 18 * p).abs() < margin).all())
+    torch.testing.assert_close(counts.double().var(dim=0), 18 * p * (1 - p), rtol=0.15, atol=0)
+
+
+def test_settings_of_effective_and_multinomial_classes_are_checked() -> None:
+    for config, message in (
+        (EpisodeConfig(way=(3, 5), n_effective_classes=4), r"`n_effective_classes` must be .* in \[1, 3\]; got 4"),
+        (EpisodeConfig(multinomial=True, imbalance=2.0), "`multinomial` must be left out with `imbalance`"),
+        (EpisodeConfig(n_training_rows=(3, 4)), "`n_training_rows` must be one count for each class; got 2 for 12"),
+        (
+            EpisodeConfig(n_unlabelled=1, n_training_rows=(3,) * 12),
+            "`n_unlabelled` must be 0 where queries are of another",
+        ),
+        (EpisodeConfig(way=None, n_open_classes=11), "`way` must be at most the number of classes .*; got all"),
+    ):
+        with pytest.raises(InputError, match=message):
+            config.sample(INDEX, seed=0, first=0, n_episodes=1)
+    assert EpisodeConfig().to_dict().keys() == {
+        *("protocol", "way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "unlabelled"),
+        "distractors",
+    }

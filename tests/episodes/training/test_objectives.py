@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from protonet.episodes.evaluation.evaluate import ProcessGroup
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
+from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training.objectives import (
     META_TRAINING,
     AdaptedLearner,
@@ -259,6 +261,51 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     update_best_weights(run, ValidationScore(1, 0.5, 0.1))
     names = {name for name in run.best_weights if name.startswith("head.")}
     assert names == (set() if objective == "prototypes" else {"head.weight", "head.bias"})
+
+
+def test_plain_prototypical_training_is_a_plain_loop() -> None:
+    """Neither augmentation nor averages nor weight decay: the kept weights are those of Adam on the class means."""
+    plan = replace(make_plan("conv"), objective="protonet", augment="none", learning_rate=1e-3)
+    run = make_training_run(plan, "cpu")
+    encoder, data = copy.deepcopy(run.learner.encoder), make_data()
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)
+    base = select_split_side(data, "base")
+    rows = torch.tensor([row for row, label in enumerate(data.y.tolist()) if SIDES[label] == "base"])
+    config = EpisodeConfig((4, 4), (2, 2), 3)
+    for step in range(6):
+        draw = config.sample(base.rows_by_class, seed=1, first=4 * step, n_episodes=4)
+        losses = []
+        for support, query in zip(draw.support_ids, draw.query_ids, strict=True):
+            means = encoder(data.x[rows[support.flatten()]]).view(4, 2, -1).mean(dim=1)
+            distances = torch.cdist(encoder(data.x[rows[query.flatten()]]), means).square()
+            losses.append(F.cross_entropy(-distances, torch.arange(4).repeat_interleave(3)))
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    advance(run, 6)
+    # Distances do not depend on the last bias, whose gradient is a rounding error that Adam scales up.
+    kept, expected = (network(data.x).detach() for network in (run.averaged_encoder, encoder))
+    torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(expected, expected), atol=0.05, rtol=1e-3)
+
+
+def test_the_learning_rate_of_protonet_is_halved_every_2000_episodes() -> None:
+    run = make_training_run(replace(make_plan(), objective="protonet", learning_rate=1e-3), "cpu")  # 4 episodes a step
+    rates = []
+    for run.step in (0, 499, 500, 999, 1000):
+        advance(run, 1)
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == [1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4]
+
+
+def test_initial_weights_of_protonet_are_those_of_torch() -> None:
+    network = make_learner(replace(make_plan("conv4", dim=256), objective="protonet"), torch.Generator()).encoder
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+    for layer in layers:
+        theirs = nn.Conv2d(layer.in_channels, layer.out_channels, 3)
+        for ours, other in zip(layer.state_dict().values(), theirs.state_dict().values(), strict=True):
+            bound = (9 * layer.in_channels) ** -0.5
+            assert 0.9 * bound < float(ours.abs().max()) <= bound
+            assert float(ours.std()) == pytest.approx(float(other.std()), rel=0.3)
 
 
 def test_a_run_is_finished_after_its_steps_or_its_patience() -> None:

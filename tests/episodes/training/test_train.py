@@ -32,7 +32,7 @@ from protonet.episodes.training import train as training
 from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
-from tests.episodes.cases import SIDES, make_data, save_data
+from tests.episodes.cases import SIDES, Command, make_data, save_data
 
 GENERATOR = torch.Generator()
 run_train = partial(run_subcommand, "train")
@@ -203,11 +203,40 @@ def test_a_second_interrupt_comes_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("objective", ["feat", "protonet"])
+def test_a_finished_run_gets_more_steps(objective: str) -> None:
+    more = f"--objective {objective} --log log"
+    whole = train(f"{more} --steps 12", "whole.safetensors")
+    entries = read_log()
+    path = train(f"{more} --steps 8")
+    assert read(path)[1]["plan"]["steps"] == 8
+    assert same_tensors(train(f"{more} --steps 12 --patience 7 --resume"), whole)
+    assert read_log() == entries
+    assert read(path)[1]["plan"] == read(whole)[1]["plan"] | {"patience": 7}
+
+
+def test_a_run_that_ended_between_two_validations_gets_more_steps() -> None:
+    """The weights at its end are validated once more, and may be the best ones; further steps are the same."""
+    path = train("--steps 12", "whole.safetensors")
+    whole = select_by_prefix(read(path)[0], training.LEARNER_PREFIX)
+    train("--steps 6")
+    longer = select_by_prefix(read(train("--steps 12 --resume"))[0], training.LEARNER_PREFIX)
+    assert all(torch.equal(longer[name], whole[name]) for name in whole)
+
+
 def test_resuming_with_other_settings_or_data() -> None:
     train()
     same = r"^`resume` must continue a run of the same settings; got"
-    with pytest.raises(ValueError, match=rf"{same} `steps` 10 there and 20 here; `seed` 0 there and 3 here\. Pass the"):
-        train("--resume --steps 20 --seed 3")
+    with pytest.raises(
+        ValueError, match=rf"{same} `seed` 0 there and 3 here; `augment` affine there and none here\. Pass"
+    ):
+        train("--resume --steps 20 --seed 3 --augment none")
+    with pytest.raises(ValueError, match=r"^`steps` must be at least the 10 steps that are taken; got 9\. Pass more"):
+        train("--resume --steps 9")
+    step = read(Path("a.safetensors"))[1]["best"][0]
+    message = rf"^`patience` must allow more steps; got 1, .* ended at step 10\. Pass {(10 - step) // 4 + 1} or more"
+    with pytest.raises(ValueError, match=message):
+        train("--resume --steps 20 --patience 1")
     save_data(Path("tiny.npz"), dim=9)
     with pytest.raises(ValueError, match=rf"{same} features per row: 64 there and 9 here\. Pass the same"):
         train("--resume")
@@ -240,6 +269,7 @@ def test_bad_arguments() -> None:
     rows = r"`dataset` must have 9 rows per base class \(`shot` \+ `query`\); got class '0' with 8"
     for more, message in (
         ("--backbone conv --dropblock 0.1", "`dropblock` must be of the backbone resnet12; got that of conv"),
+        ("--augment crop", r"`--augment` must be one of none, affine; got 'crop'"),
         ("--backbone cnov", r"`--backbone` must be one of conv, .*; got 'cnov'\. Did you mean conv\?"),
         ("--steps 0", r"`--steps` must be a whole number >= 1; got '0'"),
         (f"--query {'9' * 20}", r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
@@ -255,16 +285,23 @@ def test_bad_arguments() -> None:
         assert not Path("a.safetensors").exists()
 
 
-def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
+def test_an_encoder_that_is_worse_than_raw_features_is_kept_and_marked(command: Command) -> None:
     noise = 3 * np.random.default_rng(0).normal(size=(9, 40, 64))
     x = np.eye(9, 64)[:, None] * 100 + noise  # raw features classify perfectly
     y = np.arange(9).repeat(40)
     np.savez("tiny.npz", x=x.reshape(-1, 64), y=y, split=np.array(SIDES)[y])
-    message = r"^`accuracy` must be above 100\.00 ±0\.00 % \(protonet on raw features"
-    with pytest.raises(ValueError, match=message):
-        train("--eval-every 10 --log log", beat_raw=True)
-    assert not Path("a.safetensors").exists()
-    assert len(read_log()) == 2
+    line = (
+        r"^`accuracy` must be above 100\.00 ±0\.00 % \(protonet on raw features\); got .* a\.safetensors is kept, and "
+    )
+    for more, step in (("--steps 10", 10), ("--steps 20 --resume", 20)):
+        with pytest.raises(ValueError, match=line):
+            train(f"{more} --eval-every 10 --log log", beat_raw=True)
+        metadata = read(Path("a.safetensors"))[1]
+        assert (metadata["step"], metadata["raw_features"]["beaten"]) == (step, False)
+        assert len(read_log()) == 1 + step // 10
+    assert metadata["raw_features"] == {"method": "protonet", "accuracy": 1.0, "half_width": 0.0, "beaten": False}
+    arguments = "--dataset tiny.npz --encoder a.safetensors --way 2 --episodes 5 --method protonet"
+    assert "the encoder was less accurate than the features without it" in command(arguments)
 
 
 def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
@@ -275,6 +312,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
+    assert metadata["raw_features"]["beaten"]
     side = tasks.select_split_side(load_source("tiny.npz"), "validation")
     _, raw = tasks.score_best_raw_method(side, TrainingPlan(**metadata["plan"]))
     assert metadata["best"][1] > raw.accuracy + 0.05

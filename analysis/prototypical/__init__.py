@@ -1,0 +1,1 @@
+"""Meta-training by the command beside plain loops."""
