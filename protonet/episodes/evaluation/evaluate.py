@@ -351,7 +351,7 @@ def _convert_logits(name: str, logits: object, episodes: Episodes, episode_ids: 
 
 
 class QueryPredictions(NamedTuple):
-    """Predictions for each query of a batch of episodes, from which scores follow; queries of open classes come last."""
+    """Predictions for each query of a batch of episodes, from which scores follow; queries of open classes are last."""
 
     predicted: Tensor  #: (episodes, n_known) int64 in [0, n_way), the class of each known query.
     confidence: Tensor  #: (episodes, n_known), the probability of this class.
