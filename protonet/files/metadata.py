@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from protonet._io import JsonDict
 
 #: Numbers of rows are below this, so that every program that reads JSON keeps their digits.
 MAX_COUNT = 2**53
-RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +75,12 @@ class TrainingMetadata:
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
 
+#: The types of the fields of both records by name.
+FIELD_TYPES: dict[Any, dict[str, Any]] = {
+    record: get_type_hints(record) for record in (ClassNameMetadata, TrainingMetadata)
+}
+
+
 def count_training_rows(
     counts: Sequence[int], classes: Sequence[str | int], names: ClassNameMetadata | None
 ) -> list[int]:
@@ -124,14 +129,13 @@ def _convert(value: object, hint: Any, name: str) -> Any:
     if origin is dict:
         _raise_unless(isinstance(value, dict) and all(type(key) is str for key in value), name)
         return {key: _convert(item, arguments[1], name) for key, item in value.items()}  # type: ignore[attr-defined]
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
+    if hint in FIELD_TYPES:
+        hints = FIELD_TYPES[hint]
         _raise_unless(isinstance(value, dict), name)
         assert isinstance(value, dict)
-        known = {entry.name for entry in fields(hint)}
-        _raise_unless(value.keys() <= known, str(next(iter(value.keys() - known), name)))
+        _raise_unless(value.keys() <= hints.keys(), str(next(iter(value.keys() - hints.keys()), name)))
         try:
-            return hint(**{key: _convert(item, hints[key], key) for key, item in value.items()})  # type: ignore[operator]
+            return hint(**{key: _convert(item, hints[key], key) for key, item in value.items()})
         except TypeError:
             raise ValueError(f"metadata with an incomplete entry {name}") from None
     if hint is float and type(value) is int:
