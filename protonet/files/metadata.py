@@ -139,6 +139,7 @@ def _convert(value: object, hint: Any, name: str) -> Any:
         except TypeError:
             raise ValueError(f"metadata with an incomplete entry {name}") from None
     if hint is float and type(value) is int:
+        _raise_unless(abs(value) < MAX_COUNT, name)  # larger integers may not fit in a float
         return float(value)
     _raise_unless(hint is Any or type(value) is hint, name)
     return value

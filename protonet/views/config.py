@@ -30,7 +30,7 @@ class Config:
         for entry in fields(self):
             value, (low, high) = getattr(self, entry.name), entry.metadata.get("range", (-math.inf, math.inf))
             raise_unless(type(value).__name__ == entry.type, f"no usable entry {entry.name}")
-            raise_unless(math.isfinite(value) and low <= value <= high, f"an entry {entry.name} out of range")
+            raise_unless(abs(value) < math.inf and low <= value <= high, f"an entry {entry.name} out of range")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a mapping of field names to values."""
@@ -106,7 +106,7 @@ class UntrustedComponent:
     def get_float(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """Get the entry ``name``, which must be a finite float in [low, high]."""
         value: float = self.get_entry(name, float)
-        raise_unless(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
+        raise_unless(abs(value) < math.inf and low <= value <= high, f"an entry {name} out of range")
         return value
 
     def get_strings(self, name: str) -> tuple[str, ...]:

@@ -33,10 +33,8 @@ NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 
 def write_model(path: Path, classes: Sequence[str | int]) -> str:
     network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)], effort="fast")
-    names = tuple(classes)
-    model = Model(
-        network=network, classes=names, columns=("a", "b", "c"), metadata=TrainingMetadata(label_column="kind")
-    )  # type: ignore[arg-type]
+    facts = TrainingMetadata(label_column="kind")
+    model = Model(network=network, classes=tuple(classes), columns=("a", "b", "c"), metadata=facts)  # type: ignore[arg-type]
     save_model(path, model)
     return str(path)
 
@@ -225,6 +223,7 @@ INVALID_METADATA: dict[str, object] = {
     "dropped_columns": "x",
     "group_indices": 1,
     "seed": [1],
+    "time_limit": 10**400,
     "sample_counts": [-1],
     "uninformative_counts": [2**60],
     "class_names": {"classes": ["a"]},
