@@ -44,33 +44,33 @@ PROMISES: dict[str, dict[str, Promise]] = {
         "memory beyond torch's": Promise(ENTRY, 320, "MiB"),
     },
     "fits": {
-        "fit, iris": Promise(PYTHON, 4.8, "x"),
-        "fit, wine": Promise(PYTHON, 6.1, "x"),
-        "fit, breast_cancer": Promise(PYTHON, 5.6, "x"),
+        "fit, iris": Promise(PYTHON, 5.2, "x"),
+        "fit, wine": Promise(PYTHON, 6.0, "x"),
+        "fit, breast_cancer": Promise(PYTHON, 6.6, "x"),
         "fit, digits": Promise(PYTHON, 43, "x"),
-        "prediction of 500 rows, iris": Promise(PYTHON, 55, "x"),
-        "prediction of 500 rows, wine": Promise(PYTHON, 105, "x"),
-        "prediction of 500 rows, breast_cancer": Promise(PYTHON, 215, "x"),
-        "prediction of 500 rows, digits": Promise(PYTHON, 11, "x"),
+        "prediction of 500 rows, iris": Promise(PYTHON, 15, "x"),
+        "prediction of 500 rows, wine": Promise(PYTHON, 37, "x"),
+        "prediction of 500 rows, breast_cancer": Promise(PYTHON, 48, "x"),
+        "prediction of 500 rows, digits": Promise(PYTHON, 3.8, "x"),
     },
     "views": {
-        "view, linear": Promise(PYTHON, 0.0038, "x"),
-        "view, kernel ridge": Promise(PYTHON, 0.0145, "x"),
-        "view, forest": Promise(PYTHON, 0.06, "x"),
-        "view, random convolutions": Promise(PYTHON, 0.115, "x"),
+        "view, linear": Promise(PYTHON, 0.004, "x"),
+        "view, kernel ridge": Promise(PYTHON, 0.014, "x"),
+        "view, forest": Promise(PYTHON, 0.053, "x"),
+        "view, random convolutions": Promise(PYTHON, 0.126, "x"),
         "view, transformer": Promise(PYTHON, 1.15, "x"),
-        "view, MLP": Promise(PYTHON, 0.48, "x"),
+        "view, MLP": Promise(PYTHON, 0.54, "x"),
     },
     "startup": {
         "import protonet.estimator": Promise(INSTALL, 1.3, "x"),
         "import protonet": Promise(INSTALL, 0.02, "x"),
     },
     "sizes": {
-        "wheel": Promise(INSTALL, 3600, "kB"),
-        "model file, iris": Promise(PYTHON, 16, "kB"),
-        "model file, wine": Promise(PYTHON, 26, "kB"),
-        "model file, breast_cancer": Promise(PYTHON, 20, "kB"),
-        "model file, digits": Promise(PYTHON, 900, "kB"),
+        "wheel": Promise(INSTALL, 3700, "kB"),
+        "model file, iris": Promise(PYTHON, 17.5, "kB"),
+        "model file, wine": Promise(PYTHON, 27, "kB"),
+        "model file, breast_cancer": Promise(PYTHON, 20.5, "kB"),
+        "model file, digits": Promise(PYTHON, 880, "kB"),
     },
     "accuracy": {
         "accuracy, 5": Promise(ENTRY, 91.9, "%", is_minimum=True),
@@ -80,6 +80,10 @@ PROMISES: dict[str, dict[str, Promise]] = {
     },
     "display": {"repr": Promise(ESTIMATOR, 50, "ms"), "_repr_html_": Promise(ESTIMATOR, 50, "ms")},
 }
+
+
+#: Topics whose figures are times, and how often they are measured again if a promise does not hold.
+TIMED_TOPICS, REPEATS = {"fits", "views", "startup", "display"}, 2
 
 
 class Row(NamedTuple):
@@ -122,10 +126,20 @@ def run(options: argparse.Namespace) -> StudyReport:
     with use_one_thread(), tqdm(unit="figure", dynamic_ncols=True) as bar:
         for topic in options.topics or PROMISES:
             bar.set_postfix_str(topic)
-            for row in compare(topic, measured[topic]()):
-                rows.append(row)
-                bar.update()
+            found = list(compare(topic, measured[topic]()))
+            for _ in range(REPEATS if topic in TIMED_TOPICS else 0):
+                if all(row.holds for row in found):
+                    break
+                # Other programs only add to a time, so that the least of several measurements counts.
+                found = list(map(choose_lower, found, compare(topic, measured[topic]())))
+            rows += found
+            bar.update(len(found))
     return StudyReport([row._asdict() for row in rows], tabulate(rows), list_broken(rows))
+
+
+def choose_lower(first: Row, second: Row) -> Row:
+    """Choose the measurement of a promise with the lower figure."""
+    return second if second.measured < first.measured else first
 
 
 def compare(topic: str, figures: measures.Figures) -> Iterator[Row]:
