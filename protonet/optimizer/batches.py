@@ -20,19 +20,30 @@ SCALAR_ENTRIES = ("step", "gradient_rms", "step_length")  #: Entries of a `Slice
 MATRIX_ENTRIES = ("exp_avg", "slow_avg", "exp_avg_sq", "direction")  #: Entries (rows, columns), like the slice.
 
 
-def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
-    """Create the initial state of a slice (rows, columns), a parameter as a matrix, in ``like``'s dtype or float32."""
-    like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
-    state = {"embedding": torch.tensor(embedding)}
-    state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}
-    state |= {name: like.new_zeros(rows, columns) for name in MATRIX_ENTRIES}
+def list_entry_shapes(rows: int, columns: int, *, embedding: bool) -> dict[str, tuple[int, ...]]:
+    """List the entries of the state of a slice (rows, columns), a parameter as a matrix, with their shapes."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("embedding", *SCALAR_ENTRIES), ())
+    shapes |= dict.fromkeys(MATRIX_ENTRIES, (rows, columns))
     if embedding:  # rows are seen too seldom for a mean over a long window
-        state["slow_avg"] = like.new_zeros(0)
+        shapes["slow_avg"] = (0,)
     lengths = [] if embedding else [n for _, _, n in choose_basis_blocks(rows, columns)]
-    state |= {name: like.new_zeros(sum(lengths)) for name in ("log_factors", "squared_slopes")}
+    shapes |= dict.fromkeys(("log_factors", "squared_slopes"), (sum(lengths),))
     for index, n in enumerate(lengths):
-        basis = torch.eye(n, dtype=like.dtype, device=like.device)
-        state |= {f"block{index}.second_moments": torch.zeros_like(basis), f"block{index}.basis": basis}
+        shapes |= dict.fromkeys((f"block{index}.second_moments", f"block{index}.basis"), (n, n))
+    return shapes
+
+
+def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
+    """Create the initial state of a slice (rows, columns), in ``like``'s dtype or float32."""
+    like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
+    state = {
+        name: like.new_zeros(shape) for name, shape in list_entry_shapes(rows, columns, embedding=embedding).items()
+    }
+    state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}
+    state["embedding"] = torch.tensor(embedding)
+    for name, tensor in state.items():
+        if name.endswith(".basis"):
+            tensor.fill_diagonal_(1)
     return state
 
 
