@@ -102,7 +102,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         """Rebuild the stacked batches if parameters, groups or entries of states were replaced since the last step."""
         self._synchronize_run()
         entries = [x for group in self.param_groups for p in group["params"] for x in (p, group)]
-        states = [self.state.get(p) or {} for p in entries[::2]]
+        states = [self.state.get(p) or {} for group in self.param_groups for p in group["params"]]
         same = len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries))
         if same and all(map(_is_unchanged, states, self._views)):
             return
@@ -145,6 +145,9 @@ class CustomOptimizer(torch.optim.Optimizer):
                 self._views[index] = batch.get_state(row)
                 self.state[self._entries[2 * index]].update(self._views[index])
 
+    # A compiled function calls it as it is: a step depends on the values of gradients. torch's public name for this
+    # would import the compiler with this module.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; skip the step if the norm of a gradient is not finite.
@@ -190,6 +193,9 @@ class CustomOptimizer(torch.optim.Optimizer):
             self.stepper, self._saved_run = Stepper(OptimizerRun(1.0), sharded=state.pop("sharded")), None
         self._entries = []
         super().__setstate__(state)
+        for group in self.param_groups:  # of a checkpoint that lacks settings
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
         self._synchronize_run()
 
     def state_dict(self) -> dict[str, Any]:
