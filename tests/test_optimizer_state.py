@@ -203,9 +203,16 @@ def restart_count_with_a_number(state: dict[str, Any]) -> None:
     state["step"] = 1
 
 
+def restart_count_in_place(state: dict[str, Any]) -> None:
+    state["step"].fill_(1)
+
+
 @pytest.mark.parametrize(
     "changes",
-    [(reset_mean, reset_mean_in_place, reset_mean_in_low_precision), (restart_count, restart_count_with_a_number)],
+    [
+        (reset_mean, reset_mean_in_place, reset_mean_in_low_precision),
+        (restart_count, restart_count_in_place, restart_count_with_a_number),
+    ],
     ids=["mean", "count"],
 )
 def test_changed_entries_are_used(changes: tuple[Callable[[dict[str, Any]], None], ...]) -> None:

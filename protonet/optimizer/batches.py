@@ -10,6 +10,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, rotate
@@ -65,72 +66,112 @@ class ParameterBatch:
     slice_ids: list[int]  #: Indices of the slices.
     shapes: list[tuple[int, int]]  #: The numbers of rows and columns of each slice.
     is_embedding: bool  #: Whether the slices are embeddings, see `EmbeddingConfig`.
-    step: int  #: Number of steps taken.
-    gradient_rms: list[float]  #: The running root mean square of the gradients of each slice.
-    step_lengths: list[float]  #: The factor on ``direction`` in the last step of each slice.
+    #: The entries `SCALAR_ENTRIES` of all slices, one entry after the other: the number of steps, the running
+    #: root mean square of the gradients, and the factor on ``direction`` in the last step. Slice states have views.
+    scalars: array[float]
     exp_avg: Tensor  #: Adam's first moment, in the eigenbases.
     slow_avg: Tensor  #: Gradient average over more steps, in the eigenbases; empty for embeddings.
     exp_avg_sq: Tensor  #: Adam's second moment, in the eigenbases.
-    direction: Tensor  #: Minus the last step, in the eigenbases, divided by ``step_lengths``.
+    direction: Tensor  #: Minus the last step, in the eigenbases, divided by its step length.
     #: (2, slices, eigenvectors of all blocks): logarithms of step size factors; averages of squared slopes.
     eigenvector_state: Tensor
-    basis_blocks: list[BasisBlock]  #: The eigenbases; the blocks of a side are consecutive.
+    #: Of each `BasisBlock`: its axis, the index of its first row or column, its second moments and its basis.
+    bases: list[tuple[int, int, list[Tensor]]]
+    basis_blocks: list[BasisBlock] = field(init=False)  #: The eigenbases; the blocks of a side are consecutive.
     blocks_by_side: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns).
-    scalar_entries: array[float] = field(init=False)  #: The scalar entries of all slice states, which are views of it.
     block_lengths: list[int] = field(init=False)  #: The number of eigenvectors of each block of each slice.
     has_short_vectors: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
     direction_views: list[Tensor] = field(init=False)  #: Views of ``direction`` in the shapes of the parameters.
 
     def __post_init__(self) -> None:
-        """Group the basis blocks by axis, and allocate the array of the scalar state entries."""
+        """Make the basis blocks, and group them by axis."""
+        lengths = [tensors[0].shape[2] for *_, tensors in self.bases]
+        parts = self.eigenvector_state.split(lengths, 2)
+        self.basis_blocks = [
+            BasisBlock(axis, start, *tensors, *part)
+            for (axis, start, tensors), part in zip(self.bases, parts, strict=True)
+        ]
         self.blocks_by_side = [list(side) for _, side in groupby(self.basis_blocks, lambda block: block.axis)]
-        self.scalar_entries = array("d", [self.step, *self.gradient_rms, *self.step_lengths])
-        self.block_lengths = [block.basis.shape[2] for block in self.basis_blocks] * len(self.slice_ids)
+        self.block_lengths = lengths * len(self.slice_ids)
         self.has_short_vectors, self.direction_views = is_short_vector(self.get_state(0)), []
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
-        """Build a batch of the slices ``indices`` from copies of their states, all of equal shapes and step counts."""
+        """Build a batch of the slices ``indices`` from copies of their states, all of equal shapes."""
         first, shapes = states[0], [(state["exp_avg"].shape[0], state["exp_avg"].shape[1]) for state in states]
         stacked = {
-            name: _stack([state[name] for state in states], pad=name in MATRIX_ENTRIES and len({*shapes}) > 1)
+            name: _stack([state[name] for state in states], padded=name in MATRIX_ENTRIES and len({*shapes}) > 1)
             for name in first.keys() - {"embedding", *SCALAR_ENTRIES}
         }
-        sizes, lengths = ([float(state[name]) for state in states] for name in SCALAR_ENTRIES[1:])
-        factors = torch.stack([stacked.pop(name) for name in ("log_factors", "squared_slopes")])
-        embedding, blocks, offset = bool(first["embedding"]), list[BasisBlock](), 0
-        for index, (axis, start, n) in enumerate([] if embedding else choose_basis_blocks(*shapes[0])):
-            statistics, basis = (stacked.pop(f"block{index}.{name}") for name in ("second_moments", "basis"))
-            blocks.append(BasisBlock(axis, start, statistics, basis, *factors.narrow(2, offset, n)))
-            offset += n
-        step = int(first["step"])
-        stacked["eigenvector_state"] = factors
-        return cls(indices, shapes, embedding, step, sizes, lengths, basis_blocks=blocks, **stacked)
+        scalars = array("d", [float(state[name]) for name in SCALAR_ENTRIES for state in states])
+        stacked["eigenvector_state"] = torch.stack([stacked.pop(name) for name in ("log_factors", "squared_slopes")])
+        embedding = bool(first["embedding"])
+        bases = [
+            (axis, start, [stacked.pop(f"block{index}.{name}") for name in ("second_moments", "basis")])
+            for index, (axis, start, _) in enumerate([] if embedding else choose_basis_blocks(*shapes[0]))
+        ]
+        return cls(indices, shapes, embedding, scalars, bases=bases, **stacked)
+
+    def get_scalars(self, name: str) -> array[float]:
+        """Get one of `SCALAR_ENTRIES` of each slice."""
+        n, position = len(self.slice_ids), SCALAR_ENTRIES.index(name)
+        return self.scalars[n * position : n * (position + 1)]
+
+    def set_scalars(self, name: str, values: Sequence[float]) -> None:
+        """Set one of `SCALAR_ENTRIES` of each slice."""
+        n, position = len(self.slice_ids), SCALAR_ENTRIES.index(name)
+        self.scalars[n * position : n * (position + 1)] = array("d", values)
 
     def get_state(self, row: int) -> SliceState:
         """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
         rows, columns = self.shapes[row]
-        scalars = torch.frombuffer(self.scalar_entries, dtype=torch.float64)
+        scalars = torch.frombuffer(self.scalars, dtype=torch.float64)[row :: len(self.slice_ids)]
         state = {"embedding": torch.tensor(self.is_embedding)}
         state |= {"log_factors": self.eigenvector_state[0, row], "squared_slopes": self.eigenvector_state[1, row]}
-        offsets = (0, 1 + row, 1 + len(self.slice_ids) + row)
-        state |= {name: scalars[offset] for name, offset in zip(SCALAR_ENTRIES, offsets, strict=True)}
+        state |= dict(zip(SCALAR_ENTRIES, scalars.unbind(), strict=True))
         for name in MATRIX_ENTRIES:
             matrix = getattr(self, name)[row]
             state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix
-        for index, block in enumerate(self.basis_blocks):
-            entries = {"second_moments": block.second_moments, "basis": block.basis}
-            state |= {f"block{index}.{name}": tensor[row] for name, tensor in entries.items()}
+        for index, (_, _, (second_moments, basis)) in enumerate(self.bases):
+            state |= {f"block{index}.second_moments": second_moments[row], f"block{index}.basis": basis[row]}
         return state
 
-    def select_slices(self, rows: list[int]) -> ParameterBatch:
+    def copy_slices(self, rows: Sequence[int]) -> ParameterBatch:
         """Copy the slices with the indices ``rows`` in this batch to a new batch."""
-        return ParameterBatch.from_states([self.slice_ids[row] for row in rows], [self.get_state(row) for row in rows])
+        index, n = torch.tensor(rows, device=self.exp_avg.device), len(self.slice_ids)
+        return ParameterBatch(
+            [self.slice_ids[row] for row in rows],
+            [self.shapes[row] for row in rows],
+            self.is_embedding,
+            array("d", [self.scalars[start + row] for start in range(0, 3 * n, n) for row in rows]),
+            eigenvector_state=self.eigenvector_state.index_select(1, index),
+            bases=[(axis, start, [x.index_select(0, index) for x in tensors]) for axis, start, tensors in self.bases],
+            **{name: getattr(self, name).index_select(0, index) for name in MATRIX_ENTRIES},
+        )
+
+    def write_slices(self, rows: Sequence[int], part: ParameterBatch) -> None:
+        """Replace the slices with the indices ``rows`` by those of ``part``, a result of `copy_slices`."""
+        index = torch.tensor(rows, device=self.exp_avg.device)
+        for name in SCALAR_ENTRIES:
+            values = self.get_scalars(name)
+            for row, value in zip(rows, part.get_scalars(name), strict=True):
+                values[row] = value
+            self.set_scalars(name, values)
+        for name in MATRIX_ENTRIES:
+            getattr(self, name).index_copy_(0, index, getattr(part, name))
+        self.eigenvector_state.index_copy_(1, index, part.eigenvector_state)
+        for (_, _, tensors), (_, _, updated) in zip(self.bases, part.bases, strict=True):
+            for tensor, update in zip(tensors, updated, strict=True):
+                tensor.index_copy_(0, index, update)
 
     def stack_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Stack the gradients of all slices: (slices, rows, columns), which may be a view of a single gradient."""
-        stacked = _stack(gradients, pad=self.has_short_vectors) if len(gradients) > 1 else gradients[0]
-        return stacked.reshape(self.exp_avg.shape).to(self.exp_avg.dtype)
+        """Stack gradients of slices: (gradients, rows, columns), which may be a view of a single gradient."""
+        _, rows, columns = self.exp_avg.shape
+        stacked = _stack(gradients, padded=self.has_short_vectors) if len(gradients) > 1 else gradients[0]
+        if self.has_short_vectors:  # some slice that has no gradient now may be the longest
+            stacked = stacked.reshape(len(gradients), 1, -1)
+            stacked = pad(stacked, (0, columns - stacked.shape[2])) if stacked.shape[2] < columns else stacked
+        return stacked.reshape(-1, rows, columns).to(self.exp_avg.dtype)
 
     def update_bases(
         self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup
@@ -140,22 +181,41 @@ class ParameterBatch:
         Returns the gradients in the eigenbases, their inner products (slices,) with the last update directions, and the
         slopes (slices, eigenvectors): the parts of the inner product of gradient and last step along each eigenvector.
         """
-        self.step += 1
+        steps = [step + 1 for step in self.get_scalars("step")]
+        self.set_scalars("step", steps)
         scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
         if min(scales) < 1:
             gradient = gradient * gradient.new_tensor(scales)[:, None, None]
-        if self.step == 1 or self.step % PRECONDITIONER.gradient_interval == 0:
-            update = self.step <= PRECONDITIONER.n_early_steps or self.step % PRECONDITIONER.basis_update_interval == 0
-            for block in self.basis_blocks:
-                block.update_statistics(gradient)
-                if update:
-                    block.update_basis((self.exp_avg, self.slow_avg, self.direction), self.exp_avg_sq)
+        interval, update_interval = PRECONDITIONER.gradient_interval, PRECONDITIONER.basis_update_interval
+        rows = [row for row, step in enumerate(steps) if step == 1 or step % interval == 0]
+        if self.basis_blocks and rows:
+            self._update_statistics(gradient, rows)
+            self._update_bases(
+                [row for row in rows if steps[row] <= PRECONDITIONER.n_early_steps or steps[row] % update_interval == 0]
+            )
         gradient = rotate(self.blocks_by_side, gradient)
         products = self.direction * gradient
         if not self.blocks_by_side:
             return gradient, products.sum((1, 2)), self.eigenvector_state[1]
         sums = [products.sum(3 - blocks[0].axis) for blocks in self.blocks_by_side]  # each (slices, rows or columns)
-        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.step_lengths])
+        lengths = [-length for length in self.get_scalars("step_length")]
+        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), lengths)
+
+    def _update_statistics(self, gradient: Tensor, rows: Sequence[int]) -> None:
+        """Update the second moments of the slices with the indices ``rows``."""
+        index = None if len(rows) == len(self.slice_ids) else torch.tensor(rows, device=gradient.device)
+        for block in self.basis_blocks:
+            block.update_statistics(gradient if index is None else gradient.index_select(0, index), index)
+
+    def _update_bases(self, rows: Sequence[int]) -> None:
+        """Update the eigenbases of the slices with the indices ``rows``."""
+        if not rows:
+            return
+        part = self if len(rows) == len(self.slice_ids) else self.copy_slices(rows)
+        for block in part.basis_blocks:
+            block.update_basis((part.exp_avg, part.slow_avg, part.direction), part.exp_avg_sq)
+        if part is not self:
+            self.write_slices(rows, part)
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get Adam's two betas from a parameter group; for embeddings, the second beta is at least ``min_beta2``."""
@@ -164,37 +224,52 @@ class ParameterBatch:
 
     def _update_gradient_rms(self, norms: Sequence[float], beta2: float) -> list[float]:
         """Update the running RMS of each slice's gradients; return factors <= 1 that clip outlier gradients."""
-        step, scales = self.step, list[float]()
-        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.gradient_rms, strict=True)):
-            root = math.sqrt(rows * columns)
+        scales, updated = list[float](), list[float]()
+        sizes = self.get_scalars("gradient_rms")
+        for step, shape, norm, size in zip(self.get_scalars("step"), self.shapes, norms, sizes, strict=True):
+            root = math.sqrt(math.prod(shape))
             limit = STEP_CONFIG.max_gradient_rms_ratio * root * size if step > 1 else math.inf
             scales.append(limit / norm if norm > limit else 1.0)
             # The mean of ``square``, which rotations do not change.
             mean = beta2 * (1 - beta2 ** (step - 1)) * size**2 + (1 - beta2) * (min(norm, limit) / root) ** 2
-            self.gradient_rms[row] = math.sqrt(mean / (1 - beta2**step) + STEP_CONFIG.min_squared_rms)
+            updated.append(math.sqrt(mean / (1 - beta2**step) + STEP_CONFIG.min_squared_rms))
+        self.set_scalars("gradient_rms", updated)
         return scales
 
     def update_parameters(
         self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup
     ) -> None:
         """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
-        step, (beta1, beta2) = self.step, self._get_betas(group)
+        steps, (beta1, beta2) = self.get_scalars("step"), self._get_betas(group)
         slow_avg_weight = 0.0 if self.is_embedding else STEP_CONFIG.slow_avg_weight
-        correction, scale = 1 - beta2**step, (1 - slow_avg_weight) / (1 - beta1 ** (step + 1))
-        relative = correction * (STEP_CONFIG.min_relative_rms**2 + float(group["eps"]) ** 2)
-        floors = [relative * size**2 + STEP_CONFIG.min_squared_rms for size in self.gradient_rms]
-        floor: float | Tensor = floors[0] if len(floors) == 1 else rotated.new_tensor(floors)[:, None, None]
+        corrections = [1 - beta2**step for step in steps]
+        scales = [(1 - slow_avg_weight) / (1 - beta1 ** (step + 1)) for step in steps]
+        relative = STEP_CONFIG.min_relative_rms**2 + float(group["eps"]) ** 2
+        floor = _stack_numbers(
+            [
+                correction * relative * size**2 + STEP_CONFIG.min_squared_rms
+                for correction, size in zip(corrections, self.get_scalars("gradient_rms"), strict=True)
+            ],
+            rotated,
+        )
         mean = self.exp_avg.lerp_(rotated, 1 - beta1)
         square = self.exp_avg_sq.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         direction = torch.lerp(rotated, mean, beta1, out=self.direction)
         if self.is_embedding:
             sums = rotated.square().sum(2)  # (slices, rows); rows without a gradient have 0
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
-            floor = floor + EMBEDDING.pseudo_gradient_frequency * correction * usual[:, None, None]
+            frequencies = [EMBEDDING.pseudo_gradient_frequency * correction for correction in corrections]
+            floor = floor + _stack_numbers(frequencies, rotated) * usual[:, None, None]
         else:
             divisor = STEP_CONFIG.slow_avg_weight_divisor
-            slow_avg = self.slow_avg.lerp_(rotated, divisor / (step + divisor - 1))
-            direction.add_(slow_avg, alpha=slow_avg_weight / scale)
+            slow_avg = self.slow_avg.lerp_(
+                rotated, _stack_numbers([divisor / (step + divisor - 1) for step in steps], rotated)
+            )
+            weights = _stack_numbers([slow_avg_weight / scale for scale in scales], rotated)
+            if isinstance(weights, float):
+                direction.add_(slow_avg, alpha=weights)
+            else:
+                direction.addcmul_(slow_avg, weights)
         direction.mul_((square + floor).rsqrt_())
         if self.blocks_by_side:
             factors, offset = self.eigenvector_state[0].exp(), 0
@@ -203,11 +278,14 @@ class ParameterBatch:
                 offset += direction.shape[axis]
         max_step = (EMBEDDING if self.is_embedding else STEP_CONFIG).max_weight_change
         step_size_factor = EMBEDDING.step_size_factor if self.is_embedding else 1.0
-        steps = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
-        self.step_lengths = [scale * math.sqrt(correction) * length for length in steps]
-        self.scalar_entries[:] = array("d", [step, *self.gradient_rms, *self.step_lengths])
-        self._decay_weights(steps, parameters, group)
-        self._subtract_update(rotate(self.blocks_by_side, direction, back=True), parameters)
+        sizes = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
+        lengths = [
+            scale * math.sqrt(correction) * size
+            for scale, correction, size in zip(scales, corrections, sizes, strict=True)
+        ]
+        self.set_scalars("step_length", lengths)
+        self._decay_weights(sizes, parameters, group)
+        self._subtract_update(rotate(self.blocks_by_side, direction, back=True), lengths, parameters)
 
     def _decay_weights(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.
@@ -221,11 +299,11 @@ class ParameterBatch:
             if p.ndim > 1:
                 p.mul_(1 - step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay)
 
-    def _subtract_update(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _subtract_update(self, update: Tensor, lengths: Sequence[float], parameters: Sequence[Tensor]) -> None:
         """Subtract an update (slices, rows, columns), times the step length of each slice, from the parameters."""
-        alike = len({*self.step_lengths}) == 1
+        alike = len({*lengths}) == 1
         if not alike:
-            update = _multiply_slices(update, self.step_lengths)
+            update = _multiply_slices(update, lengths)
         views = self.direction_views if update is self.direction else []
         if not views:
             views = [
@@ -234,12 +312,17 @@ class ParameterBatch:
             ]
         if update is self.direction:
             self.direction_views = views
-        torch._foreach_add_([*parameters], views, alpha=-self.step_lengths[0] if alike else -1.0)
+        torch._foreach_add_([*parameters], views, alpha=-lengths[0] if alike else -1.0)
 
 
-def _stack(tensors: Sequence[Tensor], *, pad: bool = False) -> Tensor:
-    """Stack tensors of one shape; if ``pad``, flatten and zero-pad tensors of any shape: (tensors, 1, length)."""
-    if pad:
+def _stack_numbers(values: Sequence[float], like: Tensor) -> float | Tensor:
+    """Return the value if all are the same, else a tensor (values, 1, 1), which takes longer to compute with."""
+    return values[0] if len({*values}) == 1 else like.new_tensor(values)[:, None, None]
+
+
+def _stack(tensors: Sequence[Tensor], *, padded: bool = False) -> Tensor:
+    """Stack tensors of one shape; if ``padded``, flatten and zero-pad tensors of any shape: (tensors, 1, length)."""
+    if padded:
         return pad_sequence([tensor.reshape(-1) for tensor in tensors], batch_first=True)[:, None]
     return torch.stack([*tensors])
 
