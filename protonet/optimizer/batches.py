@@ -79,12 +79,16 @@ class ParameterBatch:
     bases: list[tuple[int, int, list[Tensor]]]
     basis_blocks: list[BasisBlock] = field(init=False)  #: The eigenbases; the blocks of a side are consecutive.
     blocks_by_side: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns).
+    steps: list[float] = field(init=False)  #: The parts of ``scalars`` in the present step.
+    gradient_rms: list[float] = field(init=False)
+    step_lengths: list[float] = field(init=False)
     block_lengths: list[int] = field(init=False)  #: The number of eigenvectors of each block of each slice.
     has_short_vectors: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
     direction_views: list[Tensor] = field(init=False)  #: Views of ``direction`` in the shapes of the parameters.
 
     def __post_init__(self) -> None:
         """Make the basis blocks, and group them by axis."""
+        self._read_scalars()
         lengths = [tensors[0].shape[2] for *_, tensors in self.bases]
         parts = self.eigenvector_state.split(lengths, 2)
         self.basis_blocks = [
@@ -112,15 +116,10 @@ class ParameterBatch:
         ]
         return cls(indices, shapes, embedding, scalars, bases=bases, **stacked)
 
-    def get_scalars(self, name: str) -> array[float]:
-        """Get one of `SCALAR_ENTRIES` of each slice."""
-        n, position = len(self.slice_ids), SCALAR_ENTRIES.index(name)
-        return self.scalars[n * position : n * (position + 1)]
-
-    def set_scalars(self, name: str, values: Sequence[float]) -> None:
-        """Set one of `SCALAR_ENTRIES` of each slice."""
-        n, position = len(self.slice_ids), SCALAR_ENTRIES.index(name)
-        self.scalars[n * position : n * (position + 1)] = array("d", values)
+    def _read_scalars(self) -> None:
+        """Read the lists of scalar entries, which users may have changed in the slice states."""
+        n, values = len(self.slice_ids), self.scalars.tolist()
+        self.steps, self.gradient_rms, self.step_lengths = values[:n], values[n : 2 * n], values[2 * n :]
 
     def get_state(self, row: int) -> SliceState:
         """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
@@ -152,11 +151,9 @@ class ParameterBatch:
     def write_slices(self, rows: Sequence[int], part: ParameterBatch) -> None:
         """Replace the slices with the indices ``rows`` by those of ``part``, a result of `copy_slices`."""
         index = torch.tensor(rows, device=self.exp_avg.device)
-        for name in SCALAR_ENTRIES:
-            values = self.get_scalars(name)
-            for row, value in zip(rows, part.get_scalars(name), strict=True):
-                values[row] = value
-            self.set_scalars(name, values)
+        for entry in range(len(SCALAR_ENTRIES)):
+            for place, row in enumerate(rows):
+                self.scalars[entry * len(self.slice_ids) + row] = part.scalars[entry * len(rows) + place]
         for name in MATRIX_ENTRIES:
             getattr(self, name).index_copy_(0, index, getattr(part, name))
         self.eigenvector_state.index_copy_(1, index, part.eigenvector_state)
@@ -181,8 +178,8 @@ class ParameterBatch:
         Returns the gradients in the eigenbases, their inner products (slices,) with the last update directions, and the
         slopes (slices, eigenvectors): the parts of the inner product of gradient and last step along each eigenvector.
         """
-        steps = [step + 1 for step in self.get_scalars("step")]
-        self.set_scalars("step", steps)
+        self._read_scalars()
+        self.steps = steps = [step + 1 for step in self.steps]
         scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
         if min(scales) < 1:
             gradient = gradient * gradient.new_tensor(scales)[:, None, None]
@@ -198,8 +195,7 @@ class ParameterBatch:
         if not self.blocks_by_side:
             return gradient, products.sum((1, 2)), self.eigenvector_state[1]
         sums = [products.sum(3 - blocks[0].axis) for blocks in self.blocks_by_side]  # each (slices, rows or columns)
-        lengths = [-length for length in self.get_scalars("step_length")]
-        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), lengths)
+        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.step_lengths])
 
     def _update_statistics(self, gradient: Tensor, rows: Sequence[int]) -> None:
         """Update the second moments of the slices with the indices ``rows``."""
@@ -224,23 +220,21 @@ class ParameterBatch:
 
     def _update_gradient_rms(self, norms: Sequence[float], beta2: float) -> list[float]:
         """Update the running RMS of each slice's gradients; return factors <= 1 that clip outlier gradients."""
-        scales, updated = list[float](), list[float]()
-        sizes = self.get_scalars("gradient_rms")
-        for step, shape, norm, size in zip(self.get_scalars("step"), self.shapes, norms, sizes, strict=True):
-            root = math.sqrt(math.prod(shape))
+        scales = list[float]()
+        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.gradient_rms, strict=True)):
+            root, step = math.sqrt(rows * columns), self.steps[row]
             limit = STEP_CONFIG.max_gradient_rms_ratio * root * size if step > 1 else math.inf
             scales.append(limit / norm if norm > limit else 1.0)
             # The mean of ``square``, which rotations do not change.
             mean = beta2 * (1 - beta2 ** (step - 1)) * size**2 + (1 - beta2) * (min(norm, limit) / root) ** 2
-            updated.append(math.sqrt(mean / (1 - beta2**step) + STEP_CONFIG.min_squared_rms))
-        self.set_scalars("gradient_rms", updated)
+            self.gradient_rms[row] = math.sqrt(mean / (1 - beta2**step) + STEP_CONFIG.min_squared_rms)
         return scales
 
     def update_parameters(
         self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup
     ) -> None:
         """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
-        steps, (beta1, beta2) = self.get_scalars("step"), self._get_betas(group)
+        steps, (beta1, beta2) = self.steps, self._get_betas(group)
         slow_avg_weight = 0.0 if self.is_embedding else STEP_CONFIG.slow_avg_weight
         corrections = [1 - beta2**step for step in steps]
         scales = [(1 - slow_avg_weight) / (1 - beta1 ** (step + 1)) for step in steps]
@@ -248,7 +242,7 @@ class ParameterBatch:
         floor = _stack_numbers(
             [
                 correction * relative * size**2 + STEP_CONFIG.min_squared_rms
-                for correction, size in zip(corrections, self.get_scalars("gradient_rms"), strict=True)
+                for correction, size in zip(corrections, self.gradient_rms, strict=True)
             ],
             rotated,
         )
@@ -279,13 +273,13 @@ class ParameterBatch:
         max_step = (EMBEDDING if self.is_embedding else STEP_CONFIG).max_weight_change
         step_size_factor = EMBEDDING.step_size_factor if self.is_embedding else 1.0
         sizes = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
-        lengths = [
+        self.step_lengths = [
             scale * math.sqrt(correction) * size
             for scale, correction, size in zip(scales, corrections, sizes, strict=True)
         ]
-        self.set_scalars("step_length", lengths)
+        self.scalars[:] = array("d", [*steps, *self.gradient_rms, *self.step_lengths])
         self._decay_weights(sizes, parameters, group)
-        self._subtract_update(rotate(self.blocks_by_side, direction, back=True), lengths, parameters)
+        self._subtract_update(rotate(self.blocks_by_side, direction, back=True), parameters)
 
     def _decay_weights(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.
@@ -299,11 +293,11 @@ class ParameterBatch:
             if p.ndim > 1:
                 p.mul_(1 - step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay)
 
-    def _subtract_update(self, update: Tensor, lengths: Sequence[float], parameters: Sequence[Tensor]) -> None:
+    def _subtract_update(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
         """Subtract an update (slices, rows, columns), times the step length of each slice, from the parameters."""
-        alike = len({*lengths}) == 1
+        alike = len({*self.step_lengths}) == 1
         if not alike:
-            update = _multiply_slices(update, lengths)
+            update = _multiply_slices(update, self.step_lengths)
         views = self.direction_views if update is self.direction else []
         if not views:
             views = [
@@ -312,7 +306,7 @@ class ParameterBatch:
             ]
         if update is self.direction:
             self.direction_views = views
-        torch._foreach_add_([*parameters], views, alpha=-lengths[0] if alike else -1.0)
+        torch._foreach_add_([*parameters], views, alpha=-self.step_lengths[0] if alike else -1.0)
 
 
 def _stack_numbers(values: Sequence[float], like: Tensor) -> float | Tensor:

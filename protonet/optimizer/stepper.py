@@ -128,7 +128,7 @@ class Stepper:
             max_step = (EMBEDDING if batch.is_embedding else STEP_CONFIG).max_weight_change
             max_step /= EMBEDDING.step_size_factor if batch.is_embedding else 1.0
             shared = [lr, factor, max_step / (lr or 1.0), float(not batch.is_embedding)]
-            for index, length in zip(batch.slice_ids, batch.get_scalars("step_length"), strict=True):
+            for index, length in zip(batch.slice_ids, batch.step_lengths, strict=True):
                 statistics[index % len(self.runs)].append([-length * next(products), *shared])
         if self.sharded:
             reduced = _reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS])
@@ -154,7 +154,7 @@ class Stepper:
         alike = defaultdict[Any, list[int]](list)
         for position, batch in enumerate(active):
             if batch.basis_blocks:
-                steps = {*batch.get_scalars("step")}
+                steps = {*batch.steps}
                 same = steps.pop() if len(steps) == 1 else None
                 alike[same, batch.eigenvector_state.dtype, batch.eigenvector_state.device].append(position)
         for (same, *_), positions in alike.items():
@@ -168,7 +168,7 @@ class Stepper:
                 self._layouts[joint.device] = block_lengths, lengths, block_of
             statistics = torch.cat([slopes[position].view(-1) for position in positions])
             _, lengths, block_of = self._layouts[joint.device]
-            each = [step for batch in batches for step in batch.get_scalars("step") for _ in batch.basis_blocks]
+            each = [step for batch in batches for step in batch.steps for _ in batch.basis_blocks]
             adapt_step_factors(joint[0], joint[1], statistics, lengths, block_of, each if same is None else [same])
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
