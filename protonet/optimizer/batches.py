@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, rotate
-from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, STEP_CONFIG, STEP_SIZE, ParameterGroup
+from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, get_update_intervals, rotate
+from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
 SliceState = dict[str, Tensor]  #: The optimizer state of one slice, by the names of its entries.
 SCALAR_ENTRIES = ("step", "gradient_rms", "step_length")  #: Entries of a `SliceState` that are numbers, on the CPU.
@@ -183,13 +183,11 @@ class ParameterBatch:
         scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
         if min(scales) < 1:
             gradient = gradient * gradient.new_tensor(scales)[:, None, None]
-        interval, update_interval = PRECONDITIONER.gradient_interval, PRECONDITIONER.basis_update_interval
-        rows = [row for row, step in enumerate(steps) if step == 1 or step % interval == 0]
-        if self.basis_blocks and rows:
-            self._update_statistics(gradient, rows)
-            self._update_bases(
-                [row for row in rows if steps[row] <= PRECONDITIONER.n_early_steps or steps[row] % update_interval == 0]
-            )
+        if self.basis_blocks:
+            intervals = [get_update_intervals(step) for step in steps]
+            is_due = [[step == 1 or step % n == 0 for n in each] for step, each in zip(steps, intervals, strict=True)]
+            self._update_statistics(gradient, [row for row, (due, _) in enumerate(is_due) if due])
+            self._update_bases([row for row, (_, due) in enumerate(is_due) if due])
         gradient = rotate(self.blocks_by_side, gradient)
         products = self.direction * gradient
         if not self.blocks_by_side:
@@ -199,6 +197,8 @@ class ParameterBatch:
 
     def _update_statistics(self, gradient: Tensor, rows: Sequence[int]) -> None:
         """Update the second moments of the slices with the indices ``rows``."""
+        if not rows:
+            return
         index = None if len(rows) == len(self.slice_ids) else torch.tensor(rows, device=gradient.device)
         for block in self.basis_blocks:
             block.update_statistics(gradient if index is None else gradient.index_select(0, index), index)

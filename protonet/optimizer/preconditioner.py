@@ -45,7 +45,7 @@ class BasisBlock:
         ``index`` are the indices of the matrices that have gradients; None if all have.
         """
         part = self.view_block(gradient) if self.axis == 1 else self.view_block(gradient).mT
-        decay = PRECONDITIONER.second_moment_decay**PRECONDITIONER.gradient_interval
+        decay = PRECONDITIONER.second_moment_decay
         if index is None:
             self.second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
         else:
@@ -107,6 +107,15 @@ def adapt_step_factors(
     else:
         factors.addcmul_(moves, each[1], value=-1)
     factors.clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
+
+
+def get_update_intervals(step: float) -> tuple[int, int]:
+    """Get the numbers of steps between two updates of second moments, and of bases, at a step, by its number from 1."""
+    if step > PRECONDITIONER.n_frequent_steps:
+        return PRECONDITIONER.late_gradient_interval, PRECONDITIONER.late_basis_update_interval
+    early = step <= PRECONDITIONER.n_early_steps
+    interval = PRECONDITIONER.gradient_interval
+    return interval, interval if early else PRECONDITIONER.basis_update_interval
 
 
 def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
