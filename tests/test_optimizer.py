@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.optimizer_bench.workload import seed_initial_weights
 from protonet.optimizer import CustomOptimizer, StackOptimizer
 from protonet.optimizer.preconditioner import BasisBlock
 from protonet.optimizer.search import OptimizerRun
@@ -398,7 +399,7 @@ def test_a_stack_is_its_members(members: int, change: str) -> None:
         assert run.rate == pytest.approx(alone_run.rate, rel=1e-9)
 
 
-def test_members_go_together_for_as_long_as_they_can() -> None:
+def test_members_go_together_also_after_one_has_skipped_a_step() -> None:
     stack = [torch.ones(MEMBERS, 4, 3)]
     optimizer = StackOptimizer([(stack, 0.0)])
     gradient = torch.ones(MEMBERS, 4, 3)
@@ -406,7 +407,8 @@ def test_members_go_together_for_as_long_as_they_can() -> None:
     assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 1, 2]]
     gradient[1] = math.nan
     optimizer.step([gradient])
-    assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 2], [1]]
+    assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 1, 2]]
+    assert optimizer.stepper.batches[0].scalars[:3].tolist() == [2, 1, 2]
     assert [run.n_skipped for run in optimizer.stepper.runs] == [0, 1, 0]
 
 
@@ -419,7 +421,7 @@ def test_members_go_together_for_as_long_as_they_can() -> None:
     ids=str,
 )
 def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shapes: list[tuple[int, ...]]) -> None:
-    """Settings that differ by nothing that counts keep them apart; one that misses a step goes on separately."""
+    """Settings that differ by nothing that counts keep them apart; one misses a step."""
     ends: list[list[Tensor]] = []
     for together in (True, False):
         generator = torch.Generator().manual_seed(0)
@@ -432,7 +434,83 @@ def test_parameters_that_are_alike_go_together_and_as_if_they_were_alone(shapes:
                 p.grad = None if (step, index) == (5, 1) else p.detach() + 0.3 * noise
             optimizer.step()
             if len(shapes) == 3 == len({*shapes}) + 2:
-                assert len(optimizer.stepper.batches) == (3 if not together else 1 if step < 5 else 2)
+                assert len(optimizer.stepper.batches) == (1 if together else 3)
         ends.append([p.detach() for p in parameters])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def train_with_layer_drop(model: nn.ModuleList, optimizer: CustomOptimizer, steps: range) -> list[int]:
+    """Train a residual network, of whose layers a random third has no gradient in a step; return batch counts."""
+    counts = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
+        target = x.flip(1).sin()
+        for layer in model:
+            if torch.rand((), generator=generator) > 0.3:
+                x = x + layer(x)
+        optimizer.zero_grad()
+        if x.requires_grad:
+            (x - target).square().mean().backward()
+        optimizer.step()
+        counts.append(len(optimizer.stepper.batches))
+    return counts
+
+
+def make_layers() -> nn.ModuleList:
+    with seed_initial_weights(0):
+        return nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 6)) for _ in range(5)
+        ).double()
+
+
+def test_layers_that_are_dropped_at_random_stay_in_their_batches_and_are_as_if_alone() -> None:
+    """Two shapes of matrices, and vectors of two lengths: three batches. At first, few layers have had a gradient."""
+    together, alone = make_layers(), make_layers()
+    optimizer = CustomOptimizer(together.parameters())
+    counts = train_with_layer_drop(together, optimizer, range(60))
+    assert set(counts) == {3}
+    groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(alone.parameters())]  # not stacked
+    apart = CustomOptimizer(groups)
+    train_with_layer_drop(alone, apart, range(60))
+    steps = [int(optimizer.state[p]["step"]) for p in together.parameters()]
+    assert len({*steps}) > 2
+    assert steps == [int(apart.state[p]["step"]) for p in alone.parameters()]
+    for p, q in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_with_dropped_layers_resumes_bit_for_bit() -> None:
+    model, other = make_layers(), make_layers()
+    optimizer, fresh = CustomOptimizer(model.parameters()), CustomOptimizer(other.parameters())
+    train_with_layer_drop(model, optimizer, range(20))
+    other.load_state_dict(model.state_dict())
+    fresh.load_state_dict(optimizer.state_dict())
+    train_with_layer_drop(model, optimizer, range(20, 40))
+    train_with_layer_drop(other, fresh, range(20, 40))
+    assert same(model, other)
+
+
+def test_experts_of_tables_and_of_padded_vectors_take_turns() -> None:
+    """In each step one of the tables has a gradient, and the longest vector has one in every third step only."""
+    shapes = [(40, 4), (40, 4), (3,), (7,), (5,)]
+    ends = []
+    for together in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+        groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
+        optimizer = CustomOptimizer(parameters if together else groups)
+        for step in range(40):
+            for index, p in enumerate(parameters):
+                noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+                turn = index == step % 2 if index < 2 else index != 3 or step % 3 == 0
+                p.grad = p.detach() + 0.3 * noise if turn else None
+                if index < 2 and p.grad is not None:
+                    p.grad[torch.rand(40, generator=generator) < 0.6] = 0
+            optimizer.step()
+        assert bool(optimizer.state[parameters[0]]["embedding"])
+        assert len(optimizer.stepper.batches) == (2 if together else 5)
+        ends.append([p.detach() for p in parameters])
+    for p, q in zip(*ends, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)

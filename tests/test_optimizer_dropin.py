@@ -339,3 +339,22 @@ def test_other_group_keys_remain() -> None:
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)
     assert (optimizer.param_groups[0]["name"], optimizer.param_groups[0]["lr_scale"]) == ("head", 0.5)
+
+
+def test_a_compiled_step_takes_the_same_steps_and_compiles_nothing() -> None:
+    """It runs as it is inside of a compiled training loop; a graph of it would be compiled anew for new numbers."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def collect(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = make_model()
+    optimizer = CustomOptimizer(model.parameters())
+    step = torch.compile(optimizer.step, backend=collect)
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_on(model, number).backward()
+        step()
+    assert same(model, trained(12))
+    assert not graphs

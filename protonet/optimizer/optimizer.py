@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 import operator
 import warnings
@@ -13,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, create_slice_state
+from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, SliceState, list_entry_shapes
 from protonet.optimizer.search import OptimizerRun
 from protonet.optimizer.settings import N_SKIPPED_BEFORE_WARNING, STEP_SIZE, ParameterGroup, raise_error
 from protonet.optimizer.stepper import Stepper
@@ -76,8 +78,9 @@ class CustomOptimizer(torch.optim.Optimizer):
         if not max_lr:
             raise_error("lr", "be > 0 in one group at least, as the unit of later values", "0", "Use the default.")
         self.stepper = Stepper(OptimizerRun(STEP_SIZE.usual_step_size / max_lr, total_steps), sharded=sharded)
-        self._saved_run: dict[str, Any] | None = None  # the entry of the first group
-        self._entries: list[Any] = []  # of each parameter of the batches: itself, its group, its state
+        self._saved_run: dict[str, Any] | None = None  # a copy of the entry of the first group
+        self._entries: list[Any] = []  # of each parameter of the batches: itself, its group
+        self._views: list[SliceState] = []  # of each parameter of the batches: its state in them; empty if it has none
 
     @property
     def skipped(self) -> int:
@@ -96,19 +99,27 @@ class CustomOptimizer(torch.optim.Optimizer):
         group["unit_lr"] = float(group["lr"])
 
     def _update_batches(self) -> None:
-        """Rebuild the stacked batches if parameters, groups or states were replaced since the last step."""
+        """Rebuild the stacked batches if parameters, groups or entries of states were replaced since the last step."""
         self._synchronize_run()
-        entries = [x for group in self.param_groups for p in group["params"] for x in (p, group, self.state.get(p))]
-        if len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries)):
+        entries = [x for group in self.param_groups for p in group["params"] for x in (p, group)]
+        states = [self.state.get(p) or {} for group in self.param_groups for p in group["params"]]
+        same = len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries))
+        if same and all(map(_is_unchanged, states, self._views)):
             return
-        self._entries, self.stepper.batches = entries, []
+        self._entries, self._views, self.stepper.batches = entries, [{}] * len(states), []
         self.stepper.slices = [(_view_as_real(p), group) for p, group in self._list_parameters()]
-        self.stepper.add_states({index: state for index, state in enumerate(entries[2::3]) if state})
+        self.stepper.add_states(
+            {
+                index: _read_state(self.stepper.slices[index][0], state, "state")
+                for index, state in enumerate(states)
+                if not _OWN_ENTRIES.isdisjoint(state)
+            }
+        )
         self._set_parameter_states(self.stepper.batches)
 
     def _list_parameters(self) -> Iterable[tuple[Tensor, ParameterGroup]]:
         """List pairs of each parameter and its parameter group."""
-        return zip(self._entries[::3], self._entries[1::3], strict=True)
+        return zip(self._entries[::2], self._entries[1::2], strict=True)
 
     def _synchronize_run(self) -> None:
         """Load the `OptimizerRun` from the entry "run" of the first group if it was replaced, else store it there.
@@ -116,20 +127,27 @@ class CustomOptimizer(torch.optim.Optimizer):
         torch's ZeroRedundancyOptimizer saves and loads only the states of the parameters and the entries of the groups.
         """
         group = self.param_groups[0] if self.param_groups else {}
-        if group.get("run", self._saved_run) is not self._saved_run:
+        if group.get("run", self._saved_run) != self._saved_run:
             total_steps = self.stepper.runs[0].total_steps
             run = OptimizerRun(**group["run"])
             run.total_steps = run.total_steps if total_steps is None else total_steps
             self.stepper, self._entries = Stepper(run, sharded=self.stepper.sharded), []
-        self._saved_run = group["run"] = {**vars(self.stepper.runs[0])}
+        self._saved_run = {**vars(self.stepper.runs[0])}
+        group["run"] = {**self._saved_run}
 
     def _set_parameter_states(self, batches: Iterable[ParameterBatch]) -> None:
-        """Set the state of each parameter, which users see, to views of the stacked tensors of the batches."""
+        """Set the state of each parameter, which users see, to views of the stacked tensors of the batches.
+
+        Entries that users have added remain.
+        """
         for batch in batches:
             for row, index in enumerate(batch.slice_ids):
-                state = self._entries[3 * index + 2] = batch.get_state(row)
-                self.state[self._entries[3 * index]] = state
+                self._views[index] = batch.get_state(row)
+                self.state[self._entries[2 * index]].update(self._views[index])
 
+    # A compiled function calls it as it is: a step depends on the values of gradients. torch's public name for this
+    # would import the compiler with this module.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; skip the step if the norm of a gradient is not finite.
@@ -175,15 +193,16 @@ class CustomOptimizer(torch.optim.Optimizer):
             self.stepper, self._saved_run = Stepper(OptimizerRun(1.0), sharded=state.pop("sharded")), None
         self._entries = []
         super().__setstate__(state)
+        for group in self.param_groups:  # of a checkpoint that lacks settings
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
         self._synchronize_run()
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the states of the parameters, and the step size state as the entry "run" of the first group."""
         self._synchronize_run()
-        saved = super().state_dict()
-        for index, state in saved["state"].items():
-            saved["state"][index] = {name: value.clone() for name, value in state.items()}
-        return saved
+        with self.register_state_dict_post_hook(_copy_states, prepend=True):  # before the users' hooks
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a result of `state_dict`; tensors are copied to the devices of the parameters and keep their precision.
@@ -191,22 +210,52 @@ class CustomOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: The state is of another optimizer, an older version, or parameters of other shapes.
         """
-        groups = state_dict["param_groups"]
-        run = groups[0].get("run") if groups else None
-        if not isinstance(run, dict) or run.keys() != {field.name for field in fields(OptimizerRun)}:
-            _raise_foreign_state()
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        parameter_of = dict(zip([index for group in groups for index in group["params"]], parameters, strict=False))
-        states = {index: state for index, state in state_dict["state"].items() if state and index in parameter_of}
-        for index, state in states.items():
-            _validate_state(_view_as_real(parameter_of[index]), state)
-        super().load_state_dict({**state_dict, "state": {}})
-        for index, state in states.items():
-            p = parameter_of[index]
-            self.state[p] = {
-                name: value.detach().to("cpu" if name in ("embedding", *SCALAR_ENTRIES) else p.device, copy=True)
+        states = dict[Tensor, dict[str, Any]]()
+        restore = functools.partial(_restore_states, states=states)
+        # Users' hooks see and change the real state: the first of these two runs after theirs, the second one before.
+        # In between, torch casts the state to the types of the parameters, which would lose precision.
+        with (
+            self.register_load_state_dict_pre_hook(functools.partial(_check_state_dict, states=states)),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        ):
+            super().load_state_dict(state_dict)
+
+
+def _copy_states(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Replace the states in the result of `state_dict` by copies, which later steps do not change."""
+    state_dict["state"] = {
+        key: {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+        if isinstance(state, dict)
+        else state
+        for key, state in state_dict["state"].items()
+    }
+
+
+def _check_state_dict(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], *, states: dict[Tensor, dict[str, Any]]
+) -> None:
+    """Raise a ValueError if a state is not of this optimizer; else put a copy of each parameter's state in ``states``.
+
+    Tensors keep their precision, and are copied to the device of their parameter.
+    """
+    groups = state_dict["param_groups"]
+    run = groups[0].get("run") if groups else None
+    if not isinstance(run, dict) or run.keys() != {field.name for field in fields(OptimizerRun)}:
+        _raise_foreign_state("state_dict")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, p in zip([index for group in groups for index in group["params"]], parameters, strict=False):
+        if state := state_dict["state"].get(index):
+            states[p] = {
+                name: value.detach().to(p.device, copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
                 for name, value in state.items()
             }
+            if not _OWN_ENTRIES.isdisjoint(state):
+                states[p] |= _read_state(_view_as_real(p), states[p], "state_dict")
+
+
+def _restore_states(optimizer: torch.optim.Optimizer, *, states: dict[Tensor, dict[str, Any]]) -> None:
+    """Replace the loaded states of parameters by ``states``."""
+    optimizer.state.update(states)
 
 
 def _validate_group(group: ParameterGroup) -> None:
@@ -228,21 +277,40 @@ def _validate_group(group: ParameterGroup) -> None:
             raise_error(name, f"be in [0, {upper:g})", repr(value), "Use the default.")
 
 
-def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
-    """Raise a ValueError if a loaded state does not have the entries and the shapes for a parameter ``p``."""
+#: Entries of each state that are the optimizer's own; users may add others.
+_OWN_ENTRIES = list_entry_shapes(1, 1, embedding=False).keys()
+
+
+def _is_unchanged(state: dict[str, Any], views: SliceState) -> bool:
+    """Test whether a parameter's state holds the views of the batches; without views, none of their entries."""
+    if not views:
+        return not state or _OWN_ENTRIES.isdisjoint(state)
+    return all(map(operator.is_, map(state.get, views), views.values()))
+
+
+def _read_state(p: Tensor, state: dict[str, Any], argument: str) -> SliceState:
+    """Read the optimizer's own entries of the state of a parameter ``p``: tensors of one type, on its device.
+
+    Raises:
+        ValueError: An entry is missing or does not fit the parameter; the message names the ``argument``.
+    """
     rows = max(1, p.shape[0]) if p.ndim > 1 else 1
-    like = torch.empty(0, device="meta")
-    expected = create_slice_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
-    if state.keys() != expected.keys():
-        _raise_foreign_state()
-    for name, value in expected.items():
-        if state[name].shape != value.shape:
-            got = f"{name} {tuple(state[name].shape)} for a parameter {tuple(p.shape)}"
-            raise_error("state_dict", "have the parameters' shapes", got, "Load that of the same model.")
+    shapes = list_entry_shapes(rows, p.numel() // rows, embedding=bool(state.get("embedding")))
+    if not shapes.keys() <= state.keys():
+        _raise_foreign_state(argument)
+    tensors = {name: torch.as_tensor(state[name]).detach() for name in shapes}
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            got = f"{name} {tuple(tensors[name].shape)} for a parameter {tuple(p.shape)}"
+            raise_error(argument, "have the parameters' shapes", got, "Load that of the same model.")
+    numbers = {name: tensors.pop(name).to("cpu", torch.float64) for name in SCALAR_ENTRIES}
+    numbers["embedding"] = tensors.pop("embedding").to("cpu", torch.bool)
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()), torch.float32)
+    return numbers | {name: tensor.to(p.device, dtype) for name, tensor in tensors.items()}
 
 
-def _raise_foreign_state() -> NoReturn:
-    raise_error("state_dict", "be of this optimizer", "one of another, or of an older version", "Start without it.")
+def _raise_foreign_state(argument: str) -> NoReturn:
+    raise_error(argument, "be of this optimizer", "one of another, or of an older version", "Start without it.")
 
 
 def _view_as_real(tensor: Tensor) -> Tensor:

@@ -39,11 +39,18 @@ class BasisBlock:
         part = self.view_block(matrices)
         return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, transposed)
 
-    def update_statistics(self, gradient: Tensor) -> None:
-        """Update the moving average of the second moments with gradients (matrices, rows, columns)."""
+    def update_statistics(self, gradient: Tensor, index: Tensor | None = None) -> None:
+        """Update the moving average of the second moments with gradients (matrices, rows, columns).
+
+        ``index`` are the indices of the matrices that have gradients; None if all have.
+        """
         part = self.view_block(gradient) if self.axis == 1 else self.view_block(gradient).mT
-        decay = PRECONDITIONER.second_moment_decay**PRECONDITIONER.gradient_interval
-        self.second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
+        decay = PRECONDITIONER.second_moment_decay
+        if index is None:
+            self.second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
+        else:
+            old = self.second_moments.index_select(0, index)
+            self.second_moments.index_copy_(0, index, old.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay))
 
     def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
         """Update the basis by a power iteration; rotate moments ``averages`` and ``square`` to the new basis."""
@@ -70,24 +77,45 @@ def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: boo
 
 
 def adapt_step_factors(
-    factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int
+    factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, steps: Sequence[float]
 ) -> None:
     """Update log step size factors (n,) of eigenvectors: uphill slopes lower a factor, relative to others of the block.
 
     ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,
-    and ``block_of`` (n,) the block of each eigenvector. Factors and averages are updated in place, slopes overwritten.
+    ``block_of`` (n,) the block of each eigenvector, and ``steps`` the numbers of steps, one for all blocks or one for
+    each. Factors and averages are updated in place, slopes overwritten.
     """
     usual.mul_(STEP_SIZE.slope_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE.slope_decay)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
     silent = usual <= peaks.mul_(STEP_SIZE.min_relative_slope**2).index_select(0, block_of)
     moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0)
-    bound = 1 / math.sqrt(1 - STEP_SIZE.slope_decay**step)
-    moves.clamp_(-bound, bound)
+    bounds = [1 / math.sqrt(1 - STEP_SIZE.slope_decay**step) for step in steps]
+    gains = [
+        (STEP_SIZE.eigenvector_gain + STEP_SIZE.early_eigenvector_gain / step) / bound
+        for step, bound in zip(steps, bounds, strict=True)
+    ]
+    each = None if len(steps) == 1 else slopes.new_tensor([bounds, gains]).index_select(1, block_of)  # (2, n)
+    if each is None:
+        moves.clamp_(-bounds[0], bounds[0])
+    else:
+        moves.clamp_(-each[0], each[0])
     alive = torch.segment_reduce((~silent).to(moves.dtype), "sum", lengths=lengths, unsafe=True)
     means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
     moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
-    gain = (STEP_SIZE.eigenvector_gain + STEP_SIZE.early_eigenvector_gain / step) / bound
-    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
+    if each is None:
+        factors.sub_(moves, alpha=gains[0])
+    else:
+        factors.addcmul_(moves, each[1], value=-1)
+    factors.clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
+
+
+def get_update_intervals(step: float) -> tuple[int, int]:
+    """Get the numbers of steps between two updates of second moments, and of bases, at a step, by its number from 1."""
+    if step > PRECONDITIONER.n_frequent_steps:
+        return PRECONDITIONER.late_gradient_interval, PRECONDITIONER.late_basis_update_interval
+    early = step <= PRECONDITIONER.n_early_steps
+    interval = PRECONDITIONER.gradient_interval
+    return interval, interval if early else PRECONDITIONER.basis_update_interval
 
 
 def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:

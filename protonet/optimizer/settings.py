@@ -19,11 +19,14 @@ class PreconditionerConfig:
     block_alignment: int = 16  #: Blocks start at multiples of this: products are a third faster than for length 85.
     max_side_sum: int = 400
     """Maximum sum of rows and columns if both sides get bases; otherwise, only one side gets them, columns first."""
-    second_moment_decay: float = 0.98  #: Decay rate of the average of second moments, in [0, 1).
+    second_moment_decay: float = 0.98**2  #: Decay rate of the average of second moments per gradient, in [0, 1).
     damping: float = 1e-4  #: Fraction of the trace that is added to the diagonal, against rounding errors.
     gradient_interval: int = 2  #: Steps between two gradients that enter the average.
     n_early_steps: int = 20  #: First steps, in which the basis is updated with each of these gradients.
     basis_update_interval: int = 8  #: Steps between two updates of a basis after ``n_early_steps`` (the paper: 10).
+    n_frequent_steps: int = 200  #: Steps after which bases change slowly, so that the intervals are longer:
+    late_gradient_interval: int = 4
+    late_basis_update_interval: int = 32
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class Stepper:
         self.sharded = sharded
         self.slices: list[tuple[Tensor, ParameterGroup]] = []
         self.batches: list[ParameterBatch] = []
-        #: By device: the batches whose factors moved last, their blocks' lengths, and the block of each direction.
-        self._layouts: dict[torch.device, tuple[list[ParameterBatch], Tensor, Tensor]] = {}
+        #: By device: the lengths of the blocks whose factors moved last, also as a tensor; the block of each direction.
+        self._layouts: dict[torch.device, tuple[list[int], Tensor, Tensor]] = {}
 
     def step(self, gradients: dict[int, Tensor]) -> None:
         """Take one step, given the gradient of each slice by its index; skip runs that have a non-finite gradient."""
@@ -48,7 +48,7 @@ class Stepper:
             if not gradients:
                 return
             active, stacks, norms = self._stack_grads(gradients)
-        known = {index for batch in active for index in batch.slice_ids}
+        known = {batch.slice_ids[row] for batch, rows in active for row in rows}
         if new := [index for index, norm in norms.items() if norm and index not in known]:
             self.add_states({index: self._create_state(index, gradients[index]) for index in new})
             active, stacks, norms = self._stack_grads(gradients)
@@ -56,18 +56,28 @@ class Stepper:
 
     def add_states(self, states: dict[int, SliceState]) -> None:
         """Group slices of equal shape and settings into batches, given the state of each slice by its index."""
-        alike = defaultdict[Any, list[int]](list)
+        alike = defaultdict[Any, dict[int, SliceState]](dict)
         for index, state in states.items():
-            p, group = self.slices[index]
-            embedding = bool(state["embedding"])
-            layout = "short" if is_short_vector(state) else tuple(p.shape)
-            kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["exp_avg"].dtype)
-            alike[layout, kind].append(index)
-        for indices in alike.values():
-            count = max(1, STEP_CONFIG.max_batch_elements // max(states[index]["exp_avg"].numel() for index in indices))
+            alike[self._get_kind(index, state)][index] = state
+        batches, self.batches = self.batches, []
+        for batch in batches:
+            members = alike.get(self._get_kind(batch.slice_ids[0], batch.get_state(0)))
+            if members is None or 2 * batch.exp_avg[0].numel() > STEP_CONFIG.max_batch_elements:
+                self.batches.append(batch)
+            else:
+                members |= {index: batch.get_state(row) for row, index in enumerate(batch.slice_ids)}
+        for members in alike.values():
+            largest = max(state["exp_avg"].numel() for state in members.values())
+            indices, count = sorted(members), max(1, STEP_CONFIG.max_batch_elements // largest)
             for start in range(0, len(indices), count):
                 part = indices[start : start + count]
-                self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
+                self.batches.append(ParameterBatch.from_states(part, [members[index] for index in part]))
+
+    def _get_kind(self, index: int, state: SliceState) -> Any:
+        """Get what the slices of a batch have in common."""
+        p, group = self.slices[index]
+        layout = "short" if is_short_vector(state) else tuple(p.shape)
+        return layout, p.dtype, p.device, id(group), bool(state["embedding"]), state["exp_avg"].dtype
 
     def _create_state(self, index: int, gradient: Tensor) -> SliceState:
         """Create the state of a parameter slice; zero rows of its first gradient show that it is an embedding table."""
@@ -76,18 +86,18 @@ class Stepper:
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_zero_row_fraction)
         return create_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 
-    def _stack_grads(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
-        """Return the batches that have gradients, their stacked gradients, and gradient norms by slice index.
+    def _stack_grads(
+        self, gradients: dict[int, Tensor]
+    ) -> tuple[list[tuple[ParameterBatch, list[int]]], list[Tensor], dict[int, float]]:
+        """Stack the gradients of each batch.
 
-        A batch is split if only some of its slices have gradients.
+        Returns the batches that have gradients, each with the rows of slices that have one; their stacked gradients;
+        and the gradients' norms by slice index, also of slices that have no state yet.
         """
-        batches, self.batches = self.batches, []
-        for batch in batches:
-            rows = [[row for row, n in enumerate(batch.slice_ids) if (n in gradients) == has] for has in (True, False)]
-            self.batches += [batch.select_slices(part) for part in rows] if all(rows) else [batch]
-        active = [batch for batch in self.batches if batch.slice_ids[0] in gradients]
-        stacks = [batch.stack_gradients([gradients[index] for index in batch.slice_ids]) for batch in active]
-        indices = [index for batch in active for index in batch.slice_ids]
+        rows_of = [[row for row, n in enumerate(batch.slice_ids) if n in gradients] for batch in self.batches]
+        active = [(batch, rows) for batch, rows in zip(self.batches, rows_of, strict=True) if rows]
+        stacks = [batch.stack_gradients([gradients[batch.slice_ids[row]] for row in rows]) for batch, rows in active]
+        indices = [batch.slice_ids[row] for batch, rows in active for row in rows]
         known = {*indices}
         new = [index for index in gradients if index not in known]
         norms = [torch.linalg.vector_norm(stack, dim=(1, 2)) for stack in stacks]
@@ -96,8 +106,14 @@ class Stepper:
             norms.append(torch.linalg.vector_norm(gradients[index], dtype=dtype)[None])
         return active, stacks, dict(zip(indices + new, _to_floats(norms), strict=True))
 
-    def _update_parameters(self, active: list[ParameterBatch], stacks: list[Tensor], norms: dict[int, float]) -> None:
-        """Adapt step sizes to the stacked gradients ``stacks``, and update the parameters of active batches."""
+    def _update_parameters(
+        self, stored: list[tuple[ParameterBatch, list[int]]], stacks: list[Tensor], norms: dict[int, float]
+    ) -> None:
+        """Adapt step sizes to the stacked gradients ``stacks``, and update the parameters of batches that have some.
+
+        Slices of a batch go on as one after some of them had no gradient: they only differ in their numbers of steps.
+        """
+        active = [batch if len(rows) == len(batch.slice_ids) else batch.copy_slices(rows) for batch, rows in stored]
         groups = [self.slices[batch.slice_ids[0]][1] for batch in active]
         observed = [
             batch.update_bases(stack, [norms[index] for index in batch.slice_ids], group)
@@ -117,8 +133,8 @@ class Stepper:
         if self.sharded:
             reduced = _reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS])
             statistics = {0: self._gather_from_processes(reduced)}
-        for index, rows in statistics.items():
-            slope, lr, factor, max_rate, others = _reduce_statistics(rows)
+        for index, observations in statistics.items():
+            slope, lr, factor, max_rate, others = _reduce_statistics(observations)
             if max_rate:  # some process has gradients
                 self.runs[index].adapt_rate(slope, lr or 1.0, factor)
                 self.runs[index].cap_rate(max_rate, embeddings_alone=not others)
@@ -127,26 +143,33 @@ class Stepper:
         for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.slice_ids]
             batch.update_parameters(rotated, [rates[i % len(rates)] for i in batch.slice_ids], parameters, group)
-        for index, rows in statistics.items():
-            self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
+        for (batch, rows), part in zip(stored, active, strict=True):
+            if part is not batch:
+                batch.write_slices(rows, part)
+        for index, observations in statistics.items():
+            self.runs[index].steps += any(max_rate for *_, max_rate, _ in observations)
 
     def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
         """Update the step size factors of eigenvectors, given each batch's slopes along eigenvectors."""
         alike = defaultdict[Any, list[int]](list)
         for position, batch in enumerate(active):
             if batch.basis_blocks:
-                alike[batch.step, batch.eigenvector_state.dtype, batch.eigenvector_state.device].append(position)
-        for (step, *_), positions in alike.items():
+                steps = {*batch.steps}
+                same = steps.pop() if len(steps) == 1 else None
+                alike[same, batch.eigenvector_state.dtype, batch.eigenvector_state.device].append(position)
+        for (same, *_), positions in alike.items():
             batches = [active[position] for position in positions]
             factors = [batch.eigenvector_state.view(2, -1) for batch in batches]
             joint = torch.cat(factors, 1)  # (2, directions of all)
-            if joint.device not in self._layouts or self._layouts[joint.device][0] != batches:
-                lengths = torch.tensor([n for batch in batches for n in batch.block_lengths], device=joint.device)
+            block_lengths = [n for batch in batches for n in batch.block_lengths]
+            if joint.device not in self._layouts or self._layouts[joint.device][0] != block_lengths:
+                lengths = torch.tensor(block_lengths, device=joint.device)
                 block_of = torch.repeat_interleave(lengths, output_size=joint.shape[1])
-                self._layouts[joint.device] = batches, lengths, block_of
+                self._layouts[joint.device] = block_lengths, lengths, block_of
             statistics = torch.cat([slopes[position].view(-1) for position in positions])
             _, lengths, block_of = self._layouts[joint.device]
-            adapt_step_factors(joint[0], joint[1], statistics, lengths, block_of, step)
+            each = [step for batch in batches for step in batch.steps for _ in batch.basis_blocks]
+            adapt_step_factors(joint[0], joint[1], statistics, lengths, block_of, each if same is None else [same])
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
     def _gather_from_processes(self, values: Sequence[float]) -> list[list[float]]:
