@@ -123,8 +123,9 @@ def find_missing(source: str, names: Names, defined: frozenset[str] = frozenset(
         names: The release's names, from `read_lists`.
         defined: Names of attributes that are not torch's, where the type of an object is unknown.
     """
-    tensor, module = names["class torch.Tensor"], names["class torch.nn.modules.module.Module"]
-    present = set(dir(torch.Tensor)) | set(dir(torch.nn.Module)) | set(dir(torch.Generator))
+    kinds = [torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator]
+    present = {name for kind in kinds for name in dir(kind)}
+    members = [names[f"class {kind.__module__}.{kind.__qualname__}"] for kind in kinds]
     others = list_names_of_other_objects() | defined
     missing = []
     for line, name, call in iterate_uses(ast.parse(source)):
@@ -132,9 +133,8 @@ def find_missing(source: str, names: Names, defined: frozenset[str] = frozenset(
             attribute = name[1:]
             if attribute in others or attribute not in present:
                 continue
-            signatures = tensor.get(
-                attribute, module.get(attribute, "" if hasattr(torch.Generator, attribute) else None)
-            )
+            found = [entry[attribute] for entry in members if attribute in entry]
+            signatures = None if not found else "" if "" in found else "|".join(found)
             bound = True
         elif name in OPTIONAL or name == "torch":
             continue

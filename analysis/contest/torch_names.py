@@ -51,7 +51,7 @@ def list_names() -> dict[str, dict[str, str]]:
         entry = names[f"module {path}"] = {}
         for name in sorted(dir(module)):
             value = inspect.getattr_static(module, name)
-            if not name.startswith("_") or name.startswith("_foreach"):  # the kernels of torch's own optimizers
+            if not name.startswith("_") or name.startswith(("_foreach", "_disable_dynamo")):  # of torch's optimizers
                 entry[name] = describe(value, stubs.get(name, ""))
             if isinstance(value, type) and value.__module__.startswith("torch"):
                 waiting.append(value)
