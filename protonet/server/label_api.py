@@ -27,10 +27,12 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.report import columns_to_dicts
 from protonet.server import app
 from protonet.server.access import AccessPolicy, make_access_policy
+from protonet.server.answers import People
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
+from protonet.server.review import LabelFilter, list_labels
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
 from protonet.tables.formats import make_text_array
@@ -79,6 +81,8 @@ class ActionRequest(Struct, rename=ACTION_KEYS):
     text: str = ""  #: A text to search for, or texts to add as rows, one per line.
     column_name: str | None = None  #: The name of a column.
     column_role: str | None = None  #: The role of the column, from `COLUMN_ROLES`.
+    second: bool = False  #: Whether to suggest rows that other people have labelled.
+    disputed: bool = False  #: Whether to list only rows to which people gave different answers.
     job_kind: Literal["results", "export"] | None = None  #: The kind of a job to start.
 
     def __post_init__(self) -> None:
@@ -112,9 +116,11 @@ class LabelApi:
             "label": lambda action: queue.label_row(
                 action.tab, require_row(action), action.class_name or "", action.labeller
             ),
-            "skip": lambda action: queue.skip_row(action.tab, require_row(action)),
+            "skip": lambda action: queue.skip_row(action.tab, require_row(action), action.labeller),
             "flag": lambda action: queue.flag_row(action.tab, require_row(action)),
-            "undo": lambda action: queue.undo_label(action.tab, require_row(action), action.shown_label),
+            "undo": lambda action: queue.undo_label(
+                action.tab, require_row(action), action.shown_label, action.labeller
+            ),
             "relabel": lambda action: queue.change_label(
                 require_row(action), action.class_name or "", action.labeller, action.shown_label
             ),
@@ -153,7 +159,8 @@ class LabelApi:
             change(action)
             self.start_due_job()
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
-            return self.queue.suggest_row(action.tab) | self.describe_accuracy() | label
+            suggested = self.queue.suggest_row(action.tab, action.labeller, second=action.second)
+            return suggested | self.describe_accuracy() | label
 
         return respond
 
@@ -194,7 +201,8 @@ class LabelApi:
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return self.queue.list_labels(predictions, action.class_name, action.text, action.listed_person)
+        chosen = LabelFilter(action.class_name, action.text, action.listed_person, action.disputed)
+        return list_labels(self.queue, predictions, chosen)
 
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
@@ -220,6 +228,7 @@ class LabelApi:
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.options.output),
             "fixed": self.queue.fixed_classes,
+            "guidelines": self.jobs.options.guidelines or "",
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
@@ -402,6 +411,8 @@ def run(options: PageOptions) -> None:
         label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
         people = stack.enter_context(LabelFile(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
+        answered = LabelFile(output.with_suffix(".answers.csv"), ["by", *header, label], None, lazy=True)
+        stack.enter_context(answered)
         added = LabelFile(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)
         if rows.has_label.any() and not label_file.rows:  # labels of the table are reviewed like those of the page
@@ -424,7 +435,8 @@ def run(options: PageOptions) -> None:
         if picture is not None and header[picture] not in parse_column_types(options.column_type):
             # `fit` sees only the paths in the answers
             options = replace(options, column_type=[f"{header[picture]}=picture", *options.column_type])
-        queue, jobs = LabelQueue(session, flagged, people, header, picture, model), JobRunner(options, label)
+        queue = LabelQueue(session, flagged, People(people, answered), header, picture, model)
+        jobs = JobRunner(options, label)
         api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
         status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:

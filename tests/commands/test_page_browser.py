@@ -293,3 +293,48 @@ def test_fourteen_classes_are_told_apart_merged_and_split_again(chromium: Browse
         chromium.open("about:blank")
         assert [error for error in chromium.errors if "409 (Conflict)" not in error] == []
         chromium.errors.clear()
+
+
+def test_a_second_person_answers_and_the_agreement_is_shown(chromium: Browser, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("\n".join(["note", *TEXTS, ""]), encoding="utf-8")
+    guidelines = tmp_path / "guidelines.txt"
+    guidelines.write_text("plus: <b>good</b> news\nminus: all else\n", encoding="utf-8")
+    output, progress = tmp_path / "out.csv", "document.getElementById('progress').textContent"
+    page = ("page", tmp_path / "texts.csv", "--representation", "none", "-o", output, "--guidelines", guidelines)
+    with start(*page) as server:
+        for row in range(4):
+            server.act("label", row=row, name="plus" if row % 2 else "minus", by="Ann")
+        open_page(chromium, server, f"{progress}.startsWith('4 labelled')")
+        assert chromium.ask("document.querySelector('#guidelines .text').innerText.trim()") == (
+            "plus: <b>good</b> news\nminus: all else"
+        )
+        set_value = "document.getElementById('by').value = 'Bo'; document.getElementById('by').dispatchEvent"
+        chromium.ask(f"{set_value}(new Event('change'))")
+        chromium.ask("document.getElementById('second').click()")
+        for row in range(4):
+            chromium.wait(f"document.getElementById('reason').textContent.startsWith('Row {row}: another person')")
+            assert chromium.ask(every("#keys .unit", "each.textContent")) == []  # no hint at the first answer
+            assert chromium.ask("document.getElementById('flag').disabled")
+            if row == 0:
+                for width in (1280, 375):
+                    chromium.look(width=width, height=800)
+                    chromium.shoot(tmp_path / f"second-{width}.png")
+            keys = chromium.ask(every("#keys bdi", "each.textContent"))
+            chromium.press(str(keys.index("plus" if row in {1, 2, 3} else "minus") + 1))
+        chromium.wait("!document.getElementById('reason').textContent.includes('another person')")
+        assert chromium.ask(progress).startswith("4 labelled")
+        chromium.ask("document.getElementById('to-review').click()")
+        chromium.wait("!document.getElementById('agreement').hidden")
+        shown = every("#pairs tbody th, #pairs tbody td", "each.textContent")
+        assert chromium.ask(shown) == ["Ann, Bo", "4", "75 %", "0.50"]
+        chromium.ask("document.getElementById('disputed').click()")
+        chromium.wait("document.querySelectorAll('#labels li').length == 1")
+        assert "answers: Ann minus, Bo plus" in chromium.ask("document.getElementById('labels').textContent")
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"agreement-{width}.png")
+        check_layout(chromium, "review")
+        check_layout(chromium, "label")
+        chromium.open("about:blank")
+        assert chromium.errors == []
+    assert [line[-1] for line in read_answers(output)] == ["minus", "plus", "minus", "plus"]

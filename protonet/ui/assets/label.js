@@ -43,7 +43,7 @@
     if (!response.ok) throw Object.assign(new Error(value.error), { status: response.status });
     return value;
   };
-  const post = (path, values) => request(path, JSON.stringify({ tab, by: get("by").value.trim(), ...values }), "application/json");
+  const post = (path, values) => request(path, JSON.stringify({ tab, by: get("by").value.trim(), second: get("second").checked, ...values }), "application/json");
   const guarded = (work) => async (...values) => {
     try {
       await work(...values);
@@ -133,7 +133,8 @@
     get("near").replaceChildren(...(ended ? [] : value.near).map(labelled));
     get("similar-rows").hidden = ended || !value.near.length;
     get("finished").hidden = !ended;
-    for (const id of ["skip", "flag"]) get(id).disabled = ended;
+    get("skip").disabled = ended;
+    get("flag").disabled = ended || value.second;
     get("add").hidden = ended;
     get("undo").disabled = !steps.length;
     showAll();
@@ -224,11 +225,13 @@
     });
     return element;
   };
-  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.by ? [" by ", bdi(item.by)] : []), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
+  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.by ? [" by ", bdi(item.by)] : []), ...(item.answers || []).flatMap(({ by, name }, index) => [index ? ", " : "; answers: ", bdi(by), " ", bdi(name)]), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
   const review = guarded(async () => {
-    const value = await post("api/labels", { name: get("filter-class").value || null, text: get("filter-text").value, person: get("filter-by").value === "all" || !get("filter-by").value ? null : get("filter-by").value.slice(1) });
+    const value = await post("api/labels", { disputed: get("disputed").checked, name: get("filter-class").value || null, text: get("filter-text").value, person: get("filter-by").value === "all" || !get("filter-by").value ? null : get("filter-by").value.slice(1) });
     const chosen = get("filter-by").value;
     get("filter-people").hidden = !value.people.length;
+    get("filter-answers").hidden = get("agreement").hidden = !value.agreement.length;
+    get("pairs").replaceChildren(tableOf(["people", "rows", "agreement", "kappa"], value.agreement.map(({ people, rows, agreement, kappa }) => [make("span", {}, bdi(people[0]), ", ", bdi(people[1])), String(rows), percent(agreement), kappa === null ? "not defined" : kappa.toFixed(2)])));
     // The values of names have a prefix, as a person may be called "all"; "=" alone is an unknown person.
     get("filter-by").replaceChildren(make("option", { value: "all" }, "everyone"), make("option", { value: "=" }, "unknown"), ...value.people.map((name) => make("option", { value: "=" + name }, printable(name))));
     if ([...get("filter-by").options].some((option) => option.value === chosen)) get("filter-by").value = chosen;
@@ -236,7 +239,7 @@
     get("labels").replaceChildren(...value.rows.map((item) => changeable(item, describe(item), item.predicted === item.name ? null : item.predicted)));
   });
   get("filter").onsubmit = (event) => { event.preventDefault(); review(); };
-  get("filter-class").onchange = get("filter-by").onchange = get("filter-text").oninput = review;
+  get("filter-class").onchange = get("filter-by").onchange = get("disputed").onchange = get("filter-text").oninput = review;
   get("rename").onsubmit = guarded(async (event) => {
     event.preventDefault();
     const old = get("rename-old").value, name = get("rename-new").value.trim(), merged = names.includes(name);
@@ -555,6 +558,9 @@
     state = value;
     get("title").textContent = printable(baseName(state.table));
     get("output").textContent = printable(state.output);
+    get("guidelines").hidden = !state.guidelines;
+    get("guidelines").open = load("guidelines", true);
+    get("guidelines").lastElementChild.textContent = printable(state.guidelines);
     get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, printable(note))));
     const rows = state.columns.map((column) => {
       const options = (column.choice === "picture" ? [] : state.choices).map((option) => make("option", { value: option, selected: option === column.choice }, CHOICES[option] || option));
@@ -612,8 +618,15 @@
     if (place.parentElement.matches("h2")) place.parentElement.after(note); else place.append(note);
   });
   get("fixed").checked = load("fixed", false);
+  get("guidelines").ontoggle = () => store("guidelines", get("guidelines").open);
   get("by").value = load("by", "");
-  get("by").onchange = () => store("by", get("by").value);
+  get("second").checked = load("second", false);
+  const askAgain = guarded(async () => {
+    await post("api/leave", {});
+    await step("api/next", {});
+  });
+  get("by").onchange = () => { store("by", get("by").value); if (get("second").checked) askAgain(); };
+  get("second").onchange = () => { store("second", get("second").checked); askAgain(); };
   // A duplicated tab has the identifier and the steps of the first one: it takes a new identifier, and no steps.
   const channel = new BroadcastChannel("protonet");
   channel.onmessage = ({ data }) => {
