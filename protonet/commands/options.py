@@ -346,11 +346,16 @@ class AddressOptions(CommandOptions):
     allowed_hosts: Sequence[str] = option("further host names of this server", ())
 
 
+def get_added_folder(output: Path) -> Path:
+    """Return the folder of the pictures that are added on the labelling page, beside the file of labelled rows."""
+    return output.with_suffix(".added")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageOptions(ReadOptions, AddressOptions):
     """The options of ``page``."""
 
-    table: Path = positional(_TABLE_HELP)
+    table: Path = positional(f"{_TABLE_HELP} (default: none; pictures are added on the page)", nargs="?")
     classes: str | None = option("the initial classes (default: the model's, or none)", metavar="NAME,NAME")
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
@@ -364,6 +369,16 @@ class PageOptions(ReadOptions, AddressOptions):
     column_type: Sequence[str] = option(
         "types of columns, as in fit", (), metavar="NAME=TYPE", group="columns, initially"
     )
+
+    @property
+    def starts_empty(self) -> bool:
+        """Whether there is no table, but only pictures that are added on the page."""
+        return self.table == get_added_folder(self.output)
+
+    @property
+    def title_path(self) -> Path:
+        """The path whose name is the title of the page: the table or, without one, the file of labelled rows."""
+        return self.output if self.starts_empty else self.table
 
 
 @dataclass(frozen=True, kw_only=True)

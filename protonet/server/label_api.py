@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars, plural
-from protonet.commands.data import TableToLabel, get_label_column, load_pipeline, read_cells, read_table_to_label
+from protonet.commands.data import (
+    TableToLabel,
+    get_label_column,
+    load_pipeline,
+    make_empty_picture_table,
+    read_cells,
+    read_table_to_label,
+)
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
@@ -127,6 +134,7 @@ class LabelApi:
             "label_many": lambda action: queue.label_rows(
                 action.tab, self.get_rows(action), action.class_name, action.labeller
             ),
+            "add_class": lambda action: queue.add_class(action.class_name or ""),
             "rename": lambda action: queue.rename_class(action.old_name or "", action.class_name or ""),
             "undo_rename": lambda action: queue.undo_rename(action.old_name or "", action.class_name or ""),
         }
@@ -207,7 +215,7 @@ class LabelApi:
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
-        title = reading.path_to_text(self.jobs.options.table.name)
+        title = reading.path_to_text(self.jobs.options.title_path.name)
         return app.html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_table(self, _: object) -> object:
@@ -224,7 +232,7 @@ class LabelApi:
             "added": str(self.uploads.file.path),
             "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
             "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
-            "table": str(self.jobs.options.table),
+            "table": str(self.jobs.options.title_path),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.options.output),
             "fixed": self.queue.fixed_classes,
@@ -339,7 +347,7 @@ class LabelApi:
         return await self.add_rows(lambda known: self.uploads.add_picture(name, content, known))
 
     async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
-        """Save new rows, add them to the table, and answer with their number.
+        """Save new rows, add them to the table, and answer with their number and the index of the first one.
 
         ``save`` is called with the texts (or picture paths) of the table, and returns the cells of each new row.
         """
@@ -347,11 +355,13 @@ class LabelApi:
             queue, column = self.queue, self.uploads.content_column or 0
             if queue.latest_rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
+            first = len(queue.session.cells)
             added = await self.run_in_thread(lambda: save({line[column] for line in queue.session.cells}))
             if added:
                 rows, names = queue.latest_rows, queue.column_names
                 queue.add_rows(added, await self.run_in_thread(lambda: append_rows(rows, names, added)))
-        return {"added": len(added)} | queue.count_progress() | self.describe_accuracy()
+        new = {"added": len(added), "row": first if added else None}
+        return new | queue.count_progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
         """Answer with the picture of a row, decoded and encoded again as PNG."""
@@ -404,9 +414,15 @@ def run(options: PageOptions) -> None:
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
-    rows = read_table_to_label(options, model, label, allow_labelled=True)
-    header, cells = read_cells(options, options.table, model, label)
     output = options.output
+
+    def read_rows(options: PageOptions, pictures: Sequence[str] = ()) -> TableToLabel:
+        if options.starts_empty:
+            return make_empty_picture_table(options, pictures)
+        return read_table_to_label(options, model, label, allow_labelled=True)
+
+    rows = read_rows(options)
+    header, cells = (["picture"], []) if options.starts_empty else read_cells(options, options.table, model, label)
     with ExitStack() as stack:
         label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
@@ -427,9 +443,10 @@ def run(options: PageOptions) -> None:
             return append_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
 
         def read_again(options: PageOptions) -> TableToLabel:
-            return add_uploads(read_table_to_label(options, None, label, allow_labelled=True))
+            return add_uploads(read_rows(options, [cells[column or 0] for cells in uploads.cells]))
 
-        session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, label_file)
+        rows = read_again(options) if options.starts_empty else add_uploads(rows)
+        session = LabelSession(rows, [*cells, *uploads.cells], classes, model, label_file)
         names = dict.fromkeys(row[-1] for row in label_file.rows)
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None and header[picture] not in parse_column_types(options.column_type):

@@ -146,14 +146,14 @@ class LabelQueue:
         if self._is_second(row, person):
             self.people.add_second_answer(self.session.cells[row], person, name, self.session.labels[row])
             with self._lock:
-                self._add_class(name)
+                self.session.add_class(name)
             self._leases.pop(client, None)
             return
         if self.session.labels.get(row) != name:  # else the request is repeated because its response was lost
             self._require_unlabelled(row)
             with self._lock:
                 self.session.add_label(row, name)
-                self._add_class(name)
+                self.session.add_class(name)
                 self.session.skipped.discard(row)
             self._wake_fit_thread(client)
         self.people.record_label(self.session.cells[row], person, name)
@@ -215,7 +215,7 @@ class LabelQueue:
         self._require_unchanged_label(row, shown_label)
         with self._lock:
             self.session.change_label(row, name)
-            self._add_class(name)
+            self.session.add_class(name)
         self._wake_fit_thread(None)
         self.people.change_label(self.session.cells[row], person, name)
 
@@ -227,6 +227,11 @@ class LabelQueue:
                 self.flag_row(client, row)
             else:
                 self.label_row(client, row, name, person)
+
+    def add_class(self, name: str) -> None:
+        """Add a class without labels."""
+        with self._lock:
+            self.session.add_class(validate_class_name(name, self.session.names))
 
     def rename_class(self, old: str, new: str) -> None:
         """Rename a class in all labels; if another class already has the new name, the two classes are merged."""
@@ -439,11 +444,6 @@ class LabelQueue:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)
-
-    def _add_class(self, name: str) -> None:
-        """Append a name to the list of classes, unless the list has it."""
-        if name not in self.session.names:
-            self.session.names.append(name)
 
     def _require_unlabelled(self, row: int) -> int:
         """Return a row index unchanged; raise an HTTPException if the row already has a label, or does not exist."""

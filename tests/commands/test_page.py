@@ -500,3 +500,44 @@ def test_guidelines_are_shown_and_checked_at_the_start(tmp_path: Path, capsys: p
         else:
             guidelines.write_bytes(content)
         assert message in Run(capsys, tmp_path)(*page, code=2)
+
+
+def test_a_page_without_a_table_starts_with_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.csv"
+    page = ("page", "--classes", "red", "--representation", "none", "-o", output)
+    draws = np.random.default_rng(0)
+
+    def colour(name: str) -> tuple[int, int, int]:
+        shade = int(draws.integers(190, 250))
+        return (shade, 20, 30) if name == "red" else (30, 20, shade)
+
+    with start(*page) as server:
+        assert (server.act("next")["row"], server.act("next")["left"]) == (None, 0)
+        state = server.ask_json("GET", "/api/state")
+        assert (state["adds"], state["header"], state["used"]) == ("pictures", ["picture"], ["picture"])
+        assert server.act("add_class", name="Red") == {"similar": "red"}
+        assert [item["name"] for item in server.act("add_class", name=" blue ")["classes"]] == ["red", "blue"]
+        assert "printable" in server.refuse_action("add_class", name="")[1]
+        for name in ["red", "blue"] * 4:
+            status, answer, _ = server.ask("POST", "/api/add_picture?name=a.png", draw(colour(name)))
+            assert status == 200, answer
+            server.act("label", row=json.loads(answer)["row"], name=name, by="Ann")
+        until = time.monotonic() + 60
+        for name in ("red", "blue"):
+            while True:  # until a network is fitted to all labels
+                status, answer, _ = server.ask("POST", "/api/try", draw(colour(name)), {"Content-Type": "image/png"})
+                if status == 200 and json.loads(answer)["likely"][0]["name"] == name:
+                    break
+                assert time.monotonic() < until, answer
+                time.sleep(0.05)
+        server.act("jobs", job="export")
+        state = wait_for_job(server)
+        assert (state["error"], state["ready"]) == ("", ["model", "report", "predictions"])
+    assert len(read_answers(output)) == 8
+    for command in (page, (*page, "--classes", "red"), ("page", tmp_path / "out.added", *page[3:])):
+        with start(*command) as server:  # the same command continues, as does its folder
+            assert (server.act("next")["answered"], server.act("next")["left"]) == (8, 0)
+            for command_line in server.ask_json("GET", "/api/state")["commands"]:
+                assert command_line.startswith(("protonet fit", "protonet predict"))
+    for option, value in (("--model", "a.protonet"), ("--drop", "a"), ("--column-type", "a=text")):
+        assert "must come with a table if" in Run(capsys, tmp_path)("page", option, value, code=2)

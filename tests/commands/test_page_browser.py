@@ -338,3 +338,59 @@ def test_a_second_person_answers_and_the_agreement_is_shown(chromium: Browser, t
         chromium.open("about:blank")
         assert chromium.errors == []
     assert [line[-1] for line in read_answers(output)] == ["minus", "plus", "minus", "plus"]
+
+
+def test_classes_come_first_and_the_camera_records_their_examples(chromium: Browser, tmp_path: Path) -> None:
+    output, count = tmp_path / "own.csv", every("#example-classes .soft", "each.textContent")
+    with start("page", "--representation", "none", "-o", output) as server:
+        open_page(chromium, server, "!document.getElementById('examples').hidden")
+        for name in ("hand", "face"):
+            chromium.ask(f"document.getElementById('class-name').value = '{name}'")
+            chromium.ask("document.getElementById('add-class').requestSubmit()")
+            chromium.wait(f"document.getElementById('example-classes').textContent.includes('{name}')")
+        assert chromium.ask(every(".hold", "each.disabled")) == [True, True]
+        chromium.ask("document.getElementById('record-camera').click()")
+        chromium.wait(
+            "document.getElementById('record-video').currentTime > 0 && !document.querySelector('.hold').disabled"
+        )
+        # Pictures are taken while the mouse button, or a key, is down.
+        chromium.look(width=1280, height=900)
+        x, y = chromium.ask(
+            "(({ x, y, width, height }) => [x + width / 2, y + height / 2])"
+            "(document.querySelector('.hold').getBoundingClientRect())"
+        )
+        event = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        chromium.call("Input.dispatchMouseEvent", type="mousePressed", **event)
+        chromium.wait("parseInt(document.querySelectorAll('#example-classes .soft')[0].textContent) >= 4")
+        assert chromium.ask("document.querySelector('.hold').classList.contains('recording')")
+        chromium.call("Input.dispatchMouseEvent", type="mouseReleased", **event)
+        chromium.ask("document.querySelectorAll('.hold')[1].focus()")
+        key = {"key": " ", "code": "Space", "windowsVirtualKeyCode": 32}
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", text=" ", **key)
+        chromium.wait("parseInt(document.querySelectorAll('#example-classes .soft')[1].textContent) >= 4")
+        chromium.call("Input.dispatchKeyEvent", type="keyUp", **key)
+        chromium.wait("!document.querySelector('.recording')")
+        recorded = chromium.ask(f"new Promise((resolve) => setTimeout(() => resolve({count}), 400))")
+        labels = [line[-1] for line in read_answers(output)]
+        assert recorded == [f"{labels.count(name)} examples" for name in ("hand", "face")]
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"examples-{width}.png")
+        chromium.check_layout()
+        # The live camera is classified until another tab is opened.
+        chromium.look()
+        chromium.ask("document.getElementById('to-try').click()")
+        assert chromium.ask("document.getElementById('record-video').srcObject") is None
+        chromium.ask("document.getElementById('try-camera').click()")
+        chromium.wait("document.querySelectorAll('#prediction tr').length == 2")
+        assert chromium.ask("document.getElementById('prediction').getAttribute('aria-live')") == "off"
+        chromium.ask("document.querySelector('#prediction table').remove()")
+        chromium.wait("document.querySelectorAll('#prediction tr').length == 2")  # the next picture
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"try-{width}.png")
+        chromium.check_layout()
+        chromium.ask("document.getElementById('to-label').click()")
+        chromium.wait("document.getElementById('try-video').hidden")
+        chromium.open("about:blank")
+        assert chromium.errors == []
