@@ -326,9 +326,8 @@ COMMANDS = {
         "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each label is"
         " saved at once; the same command continues where it stopped.",
         (
-            "unlabelled.csv",
-            "pictures/ --classes cat,dog -o labelled.csv",
             "unlabelled.csv -m model.protonet",
+            "pictures/ --classes cat,dog -o labelled.csv",
             "--classes cat,dog  # without a table: add pictures on the page",
         ),
         check_page_options,

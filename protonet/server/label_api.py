@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from protonet._io import remove_stale_server_folders, temporary_server_folder
 from protonet._text import escape_control_chars, plural
 from protonet.commands.data import (
     TableToLabel,
@@ -453,10 +454,11 @@ def run(options: PageOptions) -> None:
             # `fit` sees only the paths in the answers
             options = replace(options, column_type=[f"{header[picture]}=picture", *options.column_type])
         queue = LabelQueue(session, flagged, People(people, answered), header, picture, model)
-        jobs = JobRunner(options, label)
+        remove_stale_server_folders()
+        jobs = JobRunner(options, label, stack.enter_context(temporary_server_folder()))
         api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
         status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
-        with queue.fit_in_background(), jobs.folder:
+        with queue.fit_in_background():
             app.run_server(api.create_app(), policy, listening, status)
     answers = plural(len(label_file.rows), "answer")
     print(f"{answers} in {output}: the same command goes on, and fit and update take them")

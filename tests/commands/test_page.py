@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -541,3 +542,36 @@ def test_a_page_without_a_table_starts_with_classes(tmp_path: Path, capsys: pyte
                 assert command_line.startswith(("protonet fit", "protonet predict"))
     for option, value in (("--model", "a.protonet"), ("--drop", "a"), ("--column-type", "a=text")):
         assert "must come with a table if" in Run(capsys, tmp_path)("page", option, value, code=2)
+
+
+def test_temporary_folders_of_killed_servers_are_removed(tmp_path: Path) -> None:
+    write_table(tmp_path / "rest.csv", 9)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "protonet-project").mkdir()  # of the user
+    settings = {"TMPDIR": str(tmp_path / "tmp")}
+
+    def list_folders() -> set[Path]:
+        """List the folders, which become an hour older."""
+        folders = {*(tmp_path / "tmp").iterdir()}
+        for path in folders:
+            os.utime(path, (time.time() - 3600,) * 2)
+        return folders
+
+    def start_page(name: str) -> AbstractContextManager[Server]:
+        return start("page", tmp_path / "rest.csv", "-o", tmp_path / name, environment=settings)
+
+    with start_page("first.csv") as server:
+        first = list_folders()
+        assert len(first) == 2
+        server.process.kill()
+        server.process.join()
+    assert list_folders() == first
+    with start_page("second.csv") as server:
+        second = list_folders()
+        assert (len(second), len(second & first)) == (2, 1)
+        with start_page("third.csv") as other:
+            assert len(list_folders() - second) == 1  # that of the running server remains
+            assert other.end()[0] == 0
+        assert list_folders() == second
+        assert server.end()[0] == 0
+    assert [path.name for path in list_folders()] == ["protonet-project"]
