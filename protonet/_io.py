@@ -8,7 +8,10 @@ import json
 import os
 import re
 import secrets
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,6 +140,47 @@ def write_json(path: str | Path, value: JsonDict) -> None:
     """Write a JSON file, indented, but with each list of integers on a single line; see `write_atomically`."""
     text = json.dumps(value, indent=1, allow_nan=False)
     write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
+
+
+#: Start of the names of the temporary folders of servers. No other software uses it, as such folders are removed.
+SERVER_FOLDER_PREFIX = "protonet-server-"
+
+
+@contextmanager
+def temporary_server_folder() -> Iterator[Path]:
+    """Create a temporary folder, and remove it at the end of the context.
+
+    It is locked until then. If the process is killed, `remove_stale_server_folders` finds it unlocked.
+    """
+    with tempfile.TemporaryDirectory(prefix=SERVER_FOLDER_PREFIX) as name:
+        if sys.platform == "win32":  # a folder cannot be opened there
+            yield Path(name)
+            return
+        file = os.open(name, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_SH)  # shared with `write_atomically`
+            yield Path(name)
+        finally:
+            os.close(file)
+
+
+def remove_stale_server_folders() -> None:
+    """Remove the temporary folders that servers of this user left behind when they were killed."""
+    if sys.platform == "win32":
+        return
+    min_age_seconds = 60.0  # a new folder may not be locked yet
+    for folder in Path(tempfile.gettempdir()).glob(f"{SERVER_FOLDER_PREFIX}*"):
+        with suppress(OSError):  # in use, of another user, or on a file system without locks
+            stat = folder.lstat()
+            if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < min_age_seconds:
+                continue
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(file)
 
 
 def remove_temporary_files(folder: Path) -> None:

@@ -24,6 +24,7 @@ from protonet.commands.options import (
     ServeOptions,
     SuggestOptions,
     UpdateOptions,
+    get_added_folder,
     get_option_name,
     is_positional,
     make_options,
@@ -77,6 +78,8 @@ def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
             check_model_path(path, "--model" if name == "page" else "model")
     for argument in ("table", "unlabelled"):
         path = getattr(options, argument, None)
+        if name == "page" and path == get_added_folder(options.output):
+            continue  # there is no table, and perhaps no folder yet
         if path is not None and str(path) != "-" and not (name == "predict" and path.is_dir()):
             with renamed_arguments(path=argument):
                 check_table_path(path)
@@ -226,6 +229,12 @@ def check_export_options(options: argparse.Namespace) -> None:
 
 def check_page_options(options: argparse.Namespace) -> None:
     """Raise an InputError if options of ``page`` are invalid; set the default path of the file of labelled rows."""
+    if options.table is None:
+        if options.model is not None or options.group or options.drop or options.column_type:
+            must = "come with a table if --model, --group, --drop or --column-type is set"
+            raise_input_error("arguments", must, "none", "Pass the table.")
+        options.output = options.output or Path("labelled.csv")
+        options.table = get_added_folder(options.output)
     check_table_is_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
@@ -316,7 +325,11 @@ COMMANDS = {
         PageOptions,
         "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each label is"
         " saved at once; the same command continues where it stopped.",
-        ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.protonet"),
+        (
+            "unlabelled.csv -m model.protonet",
+            "pictures/ --classes cat,dog -o labelled.csv",
+            "--classes cat,dog  # without a table: add pictures on the page",
+        ),
         check_page_options,
     ),
     "serve": Command(

@@ -26,8 +26,9 @@ from protonet.fit.solver import Solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables import DEFAULT_LABEL_COLUMN
-from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.encoding import Encoding, make_encoding
 from protonet.tables.columns.parsing import is_missing
+from protonet.tables.columns.picture import Picture
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import compute_column_statistics
 from protonet.tables.features import (
@@ -39,7 +40,16 @@ from protonet.tables.features import (
     split_uninformative_rows,
 )
 from protonet.tables.spellings import describe_similar_names
-from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
+from protonet.tables.table import (
+    COMMON_LABEL_NAMES,
+    ReadSpec,
+    RowBlock,
+    Table,
+    format_names,
+    make_table,
+    open_table,
+    read_table,
+)
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
 MAX_BLOCK_THREADS = 8
@@ -360,6 +370,25 @@ def _fit_table_to_label(options: SuggestOptions | PageOptions, label: str) -> Ta
         positions=list(block.positions),
         labels=labels,
         uninformative_mask=torch.from_numpy(uninformative_mask),
+    )
+
+
+def make_empty_picture_table(options: PageOptions, paths: Sequence[str]) -> TableToLabel:
+    """Make a table of pictures without rows; ``paths`` are the pictures to fit its encoding to, if there are any."""
+    cells, no_cells = np.array(paths, object), np.empty(0, object)
+    selection = SelectedEncoders.from_names(options.representation, show_progress=not options.quiet)
+    column = Picture.fit(cells, selection.load_encoder("picture"), show_progress=not options.quiet)
+    encoding, table = make_encoding([column]), make_table([no_cells], ("picture",))
+    hint = selection.format_install_hint("picture")
+    nothing = torch.zeros(0, dtype=torch.bool)
+    return TableToLabel(
+        x=torch.from_numpy(column.encode(no_cells)),
+        table=table,
+        has_label=nothing,
+        encoding=encoding,
+        columns=table.columns,
+        notes=(hint,) if hint else (),
+        uninformative_mask=nothing,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from protonet._text import normalize_spelling
 from protonet._validation import check_int
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
@@ -100,6 +100,26 @@ def parse_workers(name: str, text: str) -> int | str:
 def parse_integer_up_to(high: int, name: str, text: str) -> int:
     """Parse a whole number in [0, high] for the option ``name``, which error messages name."""
     return check_int(name, parse_integer(name, text, low=0), low=0, high=high)
+
+
+def read_guidelines(name: str, text: str) -> str:
+    """Read the text file that the option ``name`` names."""
+    max_kilobytes = 100  # some forty printed pages; the file is probably another one if it is larger
+    path = Path(text)
+    if not path_exists(path):
+        raise_missing_file(path, argument=name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(1000 * max_kilobytes + 1)
+        if len(content) > 1000 * max_kilobytes:
+            raise_input_error(
+                name, f"be a text of at most {max_kilobytes} kB", f"{path}, which is larger", "Shorten it."
+            )
+        return content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise_input_error(name, "be a text in UTF-8", path, "Save it as plain text.")
+    except OSError as error:
+        raise_input_error(name, "be a text file", f"{path} ({error.strerror})", "Pass another path.")
 
 
 _parse_positive_integer, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
@@ -326,21 +346,39 @@ class AddressOptions(CommandOptions):
     allowed_hosts: Sequence[str] = option("further host names of this server", ())
 
 
+def get_added_folder(output: Path) -> Path:
+    """Return the folder of the pictures that are added on the labelling page, beside the file of labelled rows."""
+    return output.with_suffix(".added")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageOptions(ReadOptions, AddressOptions):
     """The options of ``page``."""
 
-    table: Path = positional(_TABLE_HELP)
+    table: Path = positional(f"{_TABLE_HELP} (default: none; pictures are added on the page)", nargs="?")
     classes: str | None = option("the initial classes (default: the model's, or none)", metavar="NAME,NAME")
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
     label: str | None = column_option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
     port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_integer_up_to, 65535))
+    guidelines: str | None = option(
+        "a text file that tells people how to label; the page shows it", metavar="FILE", parse=read_guidelines
+    )
     group: str | None = column_option(_GROUP_HELP, group="columns, initially")
     drop: Sequence[str] = column_option("columns that are not features", (), group="columns, initially")
     column_type: Sequence[str] = option(
         "types of columns, as in fit", (), metavar="NAME=TYPE", group="columns, initially"
     )
+
+    @property
+    def starts_empty(self) -> bool:
+        """Whether there is no table, but only pictures that are added on the page."""
+        return self.table == get_added_folder(self.output)
+
+    @property
+    def title_path(self) -> Path:
+        """The path whose name is the title of the page: the table or, without one, the file of labelled rows."""
+        return self.output if self.starts_empty else self.table
 
 
 @dataclass(frozen=True, kw_only=True)

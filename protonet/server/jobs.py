@@ -6,9 +6,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -53,12 +52,12 @@ class JobRunner:
 
     options: PageOptions  #: The options of ``page``, with the column types, dropped columns and groups set since then.
     label_column: str  #: The name of the column of labels.
+    folder: Path  #: The folder of exported files.
     metrics: JsonDict | None = None  #: The metrics of the last fit.
     metrics_version: int = -1  #: The `PageJob.labels_version` of the metrics; -1 before the first fit.
     n_fitted_labels: int = 0  #: The number of labels in the last fit, or in the fit in progress.
     error_message: str = ""  #: The error message of the last job; "" if it succeeded.
     running_job: str = ""  #: The kind of the job in progress; "" if no job is in progress.
-    folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)  #: The folder of exported files.
     on_end: Callable[[], None] = lambda: None  #: Called after each job.
     _waiting_job: PageJob | None = None  #: The job that waits for the end of the job in progress.
     _task: asyncio.Task[None] | None = None
@@ -69,7 +68,7 @@ class JobRunner:
             self._waiting_job = job
             return
         self.running_job, self.error_message, self.n_fitted_labels = job.kind, "", len(job.row_indices)
-        folder, path = Path(self.folder.name), self.options.table
+        folder, path = self.folder, self.options.table
         (folder / self.options.output.name).write_text(format_csv(job.labelled_table), encoding="utf-8")
         if job.table_to_predict is not None:
             path = folder / "table.csv"
@@ -82,7 +81,7 @@ class JobRunner:
             made = ", ".join(["labelled", *self.list_exported_files()])
             raise HTTPException(404, f"`file` must be one of {made}; got another one. Export makes the others.")
         file, media = EXPORTED_FILES[name]
-        return Path(self.folder.name, file), media
+        return self.folder / file, media
 
     def list_export_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
         """List the options of the commands that export a model, its report and predictions, in the order to run them.
@@ -121,7 +120,7 @@ class JobRunner:
 
     async def _run_job(self, job: PageJob, table_path: Path) -> None:
         """Run the commands of a job on the table at ``table_path``, then start the waiting job, if there is one."""
-        folder = Path(self.folder.name)
+        folder = self.folder
         labels, metrics = folder / self.options.output.name, folder / "metrics.json"
         if job.kind == "results":
             commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
@@ -148,7 +147,7 @@ class JobRunner:
 
     def list_exported_files(self) -> list[str]:
         """List the names of the exported files; the list is empty during an export."""
-        made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
+        made = [name for name, (file, _) in EXPORTED_FILES.items() if (self.folder / file).exists()]
         return [] if self.running_job == "export" else made
 
     async def _run_command(self, options: ReadOptions) -> None:

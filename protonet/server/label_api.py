@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,16 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from protonet._io import remove_stale_server_folders, temporary_server_folder
 from protonet._text import escape_control_chars, plural
-from protonet.commands.data import TableToLabel, get_label_column, load_pipeline, read_cells, read_table_to_label
+from protonet.commands.data import (
+    TableToLabel,
+    get_label_column,
+    load_pipeline,
+    make_empty_picture_table,
+    read_cells,
+    read_table_to_label,
+)
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
@@ -27,10 +35,12 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.report import columns_to_dicts
 from protonet.server import app
 from protonet.server.access import AccessPolicy, make_access_policy
+from protonet.server.answers import People
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
+from protonet.server.review import LabelFilter, list_labels
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
 from protonet.tables.formats import make_text_array
@@ -79,6 +89,8 @@ class ActionRequest(Struct, rename=ACTION_KEYS):
     text: str = ""  #: A text to search for, or texts to add as rows, one per line.
     column_name: str | None = None  #: The name of a column.
     column_role: str | None = None  #: The role of the column, from `COLUMN_ROLES`.
+    second: bool = False  #: Whether to suggest rows that other people have labelled.
+    disputed: bool = False  #: Whether to list only rows to which people gave different answers.
     job_kind: Literal["results", "export"] | None = None  #: The kind of a job to start.
 
     def __post_init__(self) -> None:
@@ -112,15 +124,18 @@ class LabelApi:
             "label": lambda action: queue.label_row(
                 action.tab, require_row(action), action.class_name or "", action.labeller
             ),
-            "skip": lambda action: queue.skip_row(action.tab, require_row(action)),
+            "skip": lambda action: queue.skip_row(action.tab, require_row(action), action.labeller),
             "flag": lambda action: queue.flag_row(action.tab, require_row(action)),
-            "undo": lambda action: queue.undo_label(action.tab, require_row(action), action.shown_label),
+            "undo": lambda action: queue.undo_label(
+                action.tab, require_row(action), action.shown_label, action.labeller
+            ),
             "relabel": lambda action: queue.change_label(
                 require_row(action), action.class_name or "", action.labeller, action.shown_label
             ),
             "label_many": lambda action: queue.label_rows(
                 action.tab, self.get_rows(action), action.class_name, action.labeller
             ),
+            "add_class": lambda action: queue.add_class(action.class_name or ""),
             "rename": lambda action: queue.rename_class(action.old_name or "", action.class_name or ""),
             "undo_rename": lambda action: queue.undo_rename(action.old_name or "", action.class_name or ""),
         }
@@ -153,7 +168,8 @@ class LabelApi:
             change(action)
             self.start_due_job()
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
-            return self.queue.suggest_row(action.tab) | self.describe_accuracy() | label
+            suggested = self.queue.suggest_row(action.tab, action.labeller, second=action.second)
+            return suggested | self.describe_accuracy() | label
 
         return respond
 
@@ -194,12 +210,13 @@ class LabelApi:
             names = [str(entry["name"]) for entry in metrics["classes"]]
             for index, label, probability in zip(rows["index"], rows["predicted"], rows["probability"], strict=True):
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
-        return self.queue.list_labels(predictions, action.class_name, action.text, action.listed_person)
+        chosen = LabelFilter(action.class_name, action.text, action.listed_person, action.disputed)
+        return list_labels(self.queue, predictions, chosen)
 
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
-        title = reading.path_to_text(self.jobs.options.table.name)
+        title = reading.path_to_text(self.jobs.options.title_path.name)
         return app.html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_table(self, _: object) -> object:
@@ -216,10 +233,11 @@ class LabelApi:
             "added": str(self.uploads.file.path),
             "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
             "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
-            "table": str(self.jobs.options.table),
+            "table": str(self.jobs.options.title_path),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.options.output),
             "fixed": self.queue.fixed_classes,
+            "guidelines": self.jobs.options.guidelines or "",
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
@@ -330,7 +348,7 @@ class LabelApi:
         return await self.add_rows(lambda known: self.uploads.add_picture(name, content, known))
 
     async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
-        """Save new rows, add them to the table, and answer with their number.
+        """Save new rows, add them to the table, and answer with their number and the index of the first one.
 
         ``save`` is called with the texts (or picture paths) of the table, and returns the cells of each new row.
         """
@@ -338,11 +356,13 @@ class LabelApi:
             queue, column = self.queue, self.uploads.content_column or 0
             if queue.latest_rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
+            first = len(queue.session.cells)
             added = await self.run_in_thread(lambda: save({line[column] for line in queue.session.cells}))
             if added:
                 rows, names = queue.latest_rows, queue.column_names
                 queue.add_rows(added, await self.run_in_thread(lambda: append_rows(rows, names, added)))
-        return {"added": len(added)} | queue.count_progress() | self.describe_accuracy()
+        new = {"added": len(added), "row": first if added else None}
+        return new | queue.count_progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
         """Answer with the picture of a row, decoded and encoded again as PNG."""
@@ -395,13 +415,21 @@ def run(options: PageOptions) -> None:
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
-    rows = read_table_to_label(options, model, label, allow_labelled=True)
-    header, cells = read_cells(options, options.table, model, label)
     output = options.output
+
+    def read_rows(options: PageOptions, pictures: Sequence[str] = ()) -> TableToLabel:
+        if options.starts_empty:
+            return make_empty_picture_table(options, pictures)
+        return read_table_to_label(options, model, label, allow_labelled=True)
+
+    rows = read_rows(options)
+    header, cells = (["picture"], []) if options.starts_empty else read_cells(options, options.table, model, label)
     with ExitStack() as stack:
         label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
         people = stack.enter_context(LabelFile(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
+        answered = LabelFile(output.with_suffix(".answers.csv"), ["by", *header, label], None, lazy=True)
+        stack.enter_context(answered)
         added = LabelFile(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)
         if rows.has_label.any() and not label_file.rows:  # labels of the table are reviewed like those of the page
@@ -416,18 +444,21 @@ def run(options: PageOptions) -> None:
             return append_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
 
         def read_again(options: PageOptions) -> TableToLabel:
-            return add_uploads(read_table_to_label(options, None, label, allow_labelled=True))
+            return add_uploads(read_rows(options, [cells[column or 0] for cells in uploads.cells]))
 
-        session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, label_file)
+        rows = read_again(options) if options.starts_empty else add_uploads(rows)
+        session = LabelSession(rows, [*cells, *uploads.cells], classes, model, label_file)
         names = dict.fromkeys(row[-1] for row in label_file.rows)
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None and header[picture] not in parse_column_types(options.column_type):
             # `fit` sees only the paths in the answers
             options = replace(options, column_type=[f"{header[picture]}=picture", *options.column_type])
-        queue, jobs = LabelQueue(session, flagged, people, header, picture, model), JobRunner(options, label)
+        queue = LabelQueue(session, flagged, People(people, answered), header, picture, model)
+        remove_stale_server_folders()
+        jobs = JobRunner(options, label, stack.enter_context(temporary_server_folder()))
         api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
         status = f"{plural(len(session.cells), 'row')}, {plural(len(label_file.rows), 'answer')} in {output}; label at"
-        with queue.fit_in_background(), jobs.folder:
+        with queue.fit_in_background():
             app.run_server(api.create_app(), policy, listening, status)
     answers = plural(len(label_file.rows), "answer")
     print(f"{answers} in {output}: the same command goes on, and fit and update take them")

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,8 +16,7 @@ from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from protonet._io import JsonDict
-from protonet._text import to_printable
+from protonet._text import plural, to_printable
 from protonet.commands.data import TableToLabel
 from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.embeddings.pictures.reading import text_to_path
@@ -28,6 +27,7 @@ from protonet.fit.uninformative import pad_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.report import project_logits
+from protonet.server.answers import People
 from protonet.server.labels import LabelFile, LabelSession, embed_or_standardize, validate_class_name
 from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import write_bug_report
@@ -51,6 +51,7 @@ class RowLease:
     row: int  #: Index of the row.
     reason: str  #: Why the row was suggested, as a phrase.
     request_time: float  #: Time of the client's last request: `time.monotonic`, in seconds.
+    is_second: bool = False  #: Whether another person has labelled the row, and this one is asked independently.
 
 
 @dataclass
@@ -62,7 +63,7 @@ class LabelQueue:
 
     session: LabelSession  #: The table, its labels, and the network fitted last.
     flag_file: LabelFile  #: The file of rows that users flagged as unusual; such rows are not suggested again.
-    person_file: LabelFile  #: The file of the person who gave each label; the last line of a row counts.
+    people: People  #: Who gave each label, and the answers of others.
     column_names: Sequence[str]  #: The names of the table's columns.
     picture_column: int | None = None  #: Index of the column of picture paths; None if the table has no pictures.
     initial_model: TablePipeline | None = None  #: The model to start with, whose classes cannot be renamed, if any.
@@ -77,7 +78,6 @@ class LabelQueue:
     _new_rows: TableToLabel | None = None  #: New features of all rows to which the network is not fitted yet, if any.
 
     def __post_init__(self) -> None:
-        self._people = {tuple(cells): person for person, *cells, _ in self.person_file.rows}
         flagged = {tuple(cells) for *cells, _ in self.flag_file.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
         self.session.update_network(refit=True)
@@ -96,16 +96,25 @@ class LabelQueue:
             self._has_changed.set()
             thread.join()
 
-    def suggest_row(self, client: str) -> dict[str, object]:
+    def suggest_row(self, client: str, person: str = "", *, second: bool = False) -> dict[str, object]:
         """Return the row that a client should label next; it stays the same until the client labels or skips it.
 
-        The dict has the keys of `progress` and `describe_row`, and the ``reason`` for the suggestion. If no row
-        remains, it has the keys of `progress`, and ``row`` is None.
+        If ``second``, rows that other people have labelled come first, until ``person`` has answered all of them.
+
+        The dict has the keys of `progress` and `describe_row`, the ``reason`` for the suggestion, and ``second``, which
+        is true for a row that another person has labelled. If no row remains, it has the keys of `progress`, and
+        ``row`` is None.
         """
         now = time.monotonic()
         lease = self._leases.get(client)
-        if lease is None or not self._needs_label(lease.row):
+        cells, waits = self.session.cells, self.people.awaits_answer
+        seconds = [row for row in self.session.labelled if waits(cells[row], person)] if second else []
+        if lease is None or not (lease.row in seconds if lease.is_second else self._needs_label(lease.row)):
             self._leases.pop(client, None)
+            if seconds:
+                reason = f"another person has labelled it; {plural(len(seconds), 'such row')} without your answer"
+                lease = self._leases[client] = RowLease(seconds[0], reason, now, is_second=True)
+                return self._describe_lease(lease)
             self._leases = {tab: old for tab, old in self._leases.items() if now - old.request_time < MAX_LEASE_SECONDS}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
@@ -119,22 +128,36 @@ class LabelQueue:
                 return self.count_progress() | {"row": None}
             lease = self._leases[client] = RowLease(*waiting[0], now)
         lease.request_time = now
-        return self.count_progress() | {"reason": lease.reason} | self.describe_row(lease.row)
+        return self._describe_lease(lease)
+
+    def _describe_lease(self, lease: RowLease) -> dict[str, object]:
+        """Return the answer of `suggest_row` for a reserved row."""
+        row = self.describe_row(lease.row)
+        if lease.is_second:  # probabilities of a model that knows the first answer would influence the second one
+            row["likely"] = [{"name": name, "probability": None} for name in self.session.names[:MAX_LIKELY_CLASSES]]
+        return self.count_progress() | {"reason": lease.reason, "second": lease.is_second} | row
 
     def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
         """Save the class ``name`` as the label of a row, and the person who gave the label.
 
-        Raises an HTTPException if the row already has another label, and an OSError if the disk is full.
+        If another person has labelled the row, the label remains, and both answers are kept. Raises an HTTPException if
+        the row already has another label and the persons are not both known, and an OSError if the disk is full.
         """
         name = validate_class_name(name, self.session.names)
+        if self._is_second(row, person):
+            self.people.add_second_answer(self.session.cells[row], person, name, self.session.labels[row])
+            with self._lock:
+                self.session.add_class(name)
+            self._leases.pop(client, None)
+            return
         if self.session.labels.get(row) != name:  # else the request is repeated because its response was lost
             self._require_unlabelled(row)
             with self._lock:
                 self.session.add_label(row, name)
-                self._add_class(name)
+                self.session.add_class(name)
                 self.session.skipped.discard(row)
             self._wake_fit_thread(client)
-        self._record_person(row, name, person)
+        self.people.record_label(self.session.cells[row], person, name)
 
     def add_rows(self, cells: Sequence[list[str]], rows: TableToLabel) -> None:
         """Append new rows with the given cells to the table; ``rows`` has the features of all old and new rows."""
@@ -147,10 +170,13 @@ class LabelQueue:
                 self._embedding = torch.cat([embedding, embed_or_standardize(rows.x[len(embedding) :], network)])
         self._wake_fit_thread(None)
 
-    def skip_row(self, client: str, row: int) -> None:
-        """Skip an unlabelled row until the next start; the client is then offered another row."""
-        with self._lock:
-            self.session.skipped.add(self._require_unlabelled(row))
+    def skip_row(self, client: str, row: int, person: str = "") -> None:
+        """Skip a row without an answer of the person until the next start; the client is then offered another row."""
+        if self._is_second(row, person):
+            self.people.skip(self.session.cells[row], person)
+        else:
+            with self._lock:
+                self.session.skipped.add(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag_row(self, client: str, row: int) -> None:
@@ -159,13 +185,17 @@ class LabelQueue:
             self.flag_file.add(self.session.cells[row], "flagged")
         self.skip_row(client, row)
 
-    def undo_label(self, client: str, row: int, shown_label: str | UnsetType | None = UNSET) -> None:
-        """Undo the label, flag or skip of a row, and suggest the row to the client again.
+    def undo_label(self, client: str, row: int, shown_label: str | UnsetType | None = UNSET, person: str = "") -> None:
+        """Undo the label, second answer, flag or skip of a row, and suggest the row to the client again.
 
         Raises an HTTPException if the row's label differs from ``shown_label``, the label on the client's page, which
         is None for an unlabelled row; UNSET omits this check.
         """
         cells = self.session.cells[self._require_row(row)]
+        if self._is_second(row, person):
+            self.people.remove_answer(cells, person)
+            self._leases[client] = RowLease(row, "your answer was undone", time.monotonic(), is_second=True)
+            return
         self._require_unchanged_label(row, shown_label)
         others = [line for line in self.flag_file.rows if line[:-1] != cells]
         if len(others) < len(self.flag_file.rows):
@@ -174,6 +204,7 @@ class LabelQueue:
             self.session.skipped.discard(row)
             if row in self.session.labelled:
                 self.session.change_label(row, None)
+                self.people.remove_answer(cells, self.people.get_person(cells))
         self._leases[client] = RowLease(row, "its label was undone", time.monotonic())
         self._wake_fit_thread(None)
 
@@ -185,9 +216,9 @@ class LabelQueue:
         self._require_unchanged_label(row, shown_label)
         with self._lock:
             self.session.change_label(row, name)
-            self._add_class(name)
+            self.session.add_class(name)
         self._wake_fit_thread(None)
-        self._record_person(row, name, person)
+        self.people.change_label(self.session.cells[row], person, name)
 
     def label_rows(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
         """Set the label of rows to ``name``; if it is None, flag them. Rows with a label or flag are not changed."""
@@ -197,6 +228,11 @@ class LabelQueue:
                 self.flag_row(client, row)
             else:
                 self.label_row(client, row, name, person)
+
+    def add_class(self, name: str) -> None:
+        """Add a class without labels."""
+        with self._lock:
+            self.session.add_class(validate_class_name(name, self.session.names))
 
     def rename_class(self, old: str, new: str) -> None:
         """Rename a class in all labels; if another class already has the new name, the two classes are merged."""
@@ -211,6 +247,7 @@ class LabelQueue:
         with self._lock:
             if session.rename_class(old, new):  # a merge, after which the indices of the classes have changed
                 self._reset_network()
+        self.people.rename_class(old, new)
         self._wake_fit_thread(None)
 
     def undo_rename(self, old: str, new: str) -> None:
@@ -222,6 +259,7 @@ class LabelQueue:
             if not self.session.undo_rename(old, new):
                 raise HTTPException(409, f"`old` must be a class that was renamed; got {to_printable(old)[:40]!r}.")
             self._reset_network()
+        self.people.undo_rename(old, new)
         self._wake_fit_thread(None)
 
     def release_row(self, client: str) -> None:
@@ -239,36 +277,6 @@ class LabelQueue:
             "missing": list(self.missing_pictures.values()),
             "classes": [{"name": name, "rows": rows} for name, rows in counts.items()],
         }
-
-    def list_labels(
-        self, predictions: Mapping[int, tuple[str, float]], name: str | None, text: str, person: str | None
-    ) -> dict[str, object]:
-        """List labelled rows: first rows that cross-validation predicts as another class, then the latest ones.
-
-        Args:
-            predictions: By row index, the class that cross-validation predicts and its probability.
-            name: Lists only rows of this class; None for all classes.
-            text: Lists only rows with a cell that contains this text, in upper or lower case.
-            person: Lists only labels of this person; "" for labels without a person, None for all labels.
-
-        Returns:
-            ``rows``: for each listed row, the keys of `row_to_dict`, its label as ``name``, its person as ``by``, and
-                the predicted class with its probability; ``total``: number of rows that match; ``differing``: number of
-                these rows that are predicted as another class; ``people``: names of all persons.
-        """
-        differing, others = list[JsonDict](), list[JsonDict]()
-        for row, label in self.session.labels.items():
-            cells = self.session.cells[row]
-            by, matches = self._people.get(tuple(cells), ""), text.casefold() in "\n".join(cells).casefold()
-            if not matches or name not in (None, label) or person not in (None, by):
-                continue
-            predicted, probability = predictions.get(row, (None, None))
-            line = {"row": row, "name": label, "by": by, "predicted": predicted, "probability": probability}
-            (others if predicted in (None, label) else differing).append(line)
-        differing.sort(key=lambda line: -line["probability"])
-        shown = [line | self.row_to_dict(line["row"]) for line in (differing + others[::-1])[:MAX_SELECTED_ROWS]]
-        people = sorted({*self._people.values()} - {""})
-        return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing), "people": people}
 
     @torch.no_grad()
     def describe_row(self, row: int) -> dict[str, object]:
@@ -408,12 +416,10 @@ class LabelQueue:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
             raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")
 
-    def _record_person(self, row: int, label: str, person: str) -> None:
-        """Save the person who gave a row its label."""
-        cells = self.session.cells[row]
-        if person != self._people.get(tuple(cells), ""):
-            self.person_file.add([person, *cells], label)
-            self._people[tuple(cells)] = person
+    def _is_second(self, row: int, person: str) -> bool:
+        """Test whether an answer of this person to a row would be a second one, after that of another person."""
+        cells = self.session.cells[self._require_row(row)]
+        return self.people.has_other(cells, person) and row in self.session.labelled
 
     def _is_flagged(self, row: int) -> bool:
         """Test whether a row is flagged."""
@@ -439,11 +445,6 @@ class LabelQueue:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)
-
-    def _add_class(self, name: str) -> None:
-        """Append a name to the list of classes, unless the list has it."""
-        if name not in self.session.names:
-            self.session.names.append(name)
 
     def _require_unlabelled(self, row: int) -> int:
         """Return a row index unchanged; raise an HTTPException if the row already has a label, or does not exist."""

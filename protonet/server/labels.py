@@ -303,6 +303,11 @@ class LabelSession:
         n = min(len(candidates), n if network is not None else max(n, first))
         return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), unlabelled_rows=candidates)
 
+    def add_class(self, name: str) -> None:
+        """Append a name to the list of classes, unless the list has it."""
+        if name not in self.names:
+            self.names.append(name)
+
     def add_label(self, row: int, name: str) -> None:
         """Add the label of a row to the file."""
         self.label_file.add(self.cells[row], name)
@@ -407,7 +412,7 @@ class UploadedRows:
         the file name on the user's computer.
         """
         self._require_modality(pictures=True)
-        if self.folder.resolve().is_relative_to(self.table_path.resolve()):
+        if self.table_path.resolve() in self.folder.resolve().parents:
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
         from PIL import Image  # noqa: PLC0415 - optional
 

@@ -12,7 +12,6 @@ import binascii
 import math
 import re
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
-from protonet._io import JsonDict
+from protonet._io import JsonDict, temporary_server_folder
 from protonet._text import escape_control_chars, to_printable
 from protonet.embeddings.pictures.reading import count_pixels
 from protonet.errors import UserError, raise_input_error, rename_argument
@@ -186,8 +185,8 @@ def parse_body(
         raise HTTPException(415, line)
     if body[:2] == b"\x1f\x8b":
         raise HTTPException(415, "`body` must not be compressed; got gzip.")
-    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
-        path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
+    with temporary_server_folder() as folder, hide_temporary_paths(folder):
+        path = folder / f"body{BODY_SUFFIXES[kind]}"
         path.write_bytes(body)
         if kind == "image/*":
             check_pixel_counts([path])
@@ -196,7 +195,7 @@ def parse_body(
 
 
 @contextmanager
-def hide_temporary_paths(folder: str) -> Iterator[None]:
+def hide_temporary_paths(folder: Path) -> Iterator[None]:
     """Replace paths in a temporary folder, in messages of InputErrors in the context, by "the request" or the row."""
     try:
         yield
@@ -251,10 +250,10 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], has_end
     columns = [cells_to_column([row[index] for row in rows]) for index in range(width)]  # type: ignore[index]
     if not any(pictures):  # a temporary folder would take most of the time of a request
         return encode_columns(model, columns, has_ended)
-    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
+    with temporary_server_folder() as folder, hide_temporary_paths(folder):
         for index, texts in enumerate(columns):
             if pictures[index]:
-                paths = [write_picture(Path(folder, f"{row}, column {index}"), cell) for row, cell in enumerate(texts)]
+                paths = [write_picture(folder / f"{row}, column {index}", cell) for row, cell in enumerate(texts)]
                 columns[index] = make_text_array(map(str, paths), len(paths))
                 check_pixel_counts(paths)
         return encode_columns(model, columns, has_ended)

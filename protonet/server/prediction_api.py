@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from protonet._io import read_stamp
+from protonet._io import read_stamp, remove_stale_server_folders
 from protonet._text import plural, to_printable
 from protonet.commands import predict
 from protonet.commands.options import ServeOptions
@@ -468,6 +468,7 @@ def run(options: ServeOptions) -> None:
         drain_seconds=1.0,
     )
     listening = app.open_listening_socket(options.host, options.port)
+    remove_stale_server_folders()
     status = f"{plural(len(models), 'model')} at"
     with reload_in_background(list(models.values())):
         app.run_server(PredictionApi(models, policy).create_app(), policy, listening, status)

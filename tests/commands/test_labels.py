@@ -261,10 +261,8 @@ def test_commands_of_downloads() -> None:
         ),
     ):
         options: dict[str, Any] = {"table": Path("rest.csv"), "output": Path("own.csv"), **more}
-        jobs = JobRunner(PageOptions(**options), "label")
-        with jobs.folder:
-            assert jobs.format_commands() == [f"protonet {item}" for item in commands]
-    jobs = JobRunner(PageOptions(table=Path("rest.csv"), output=Path("own.csv"), skip_broken=True), "-class")
-    with jobs.folder:
-        assert all("--skip-broken" in command for command in jobs.format_commands())
-        assert "--label=-class" in jobs.format_commands()[0]
+        jobs = JobRunner(PageOptions(**options), "label", Path())
+        assert jobs.format_commands() == [f"protonet {item}" for item in commands]
+    jobs = JobRunner(PageOptions(table=Path("rest.csv"), output=Path("own.csv"), skip_broken=True), "-class", Path())
+    assert all("--skip-broken" in command for command in jobs.format_commands())
+    assert "--label=-class" in jobs.format_commands()[0]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
+from tests.commands.cases import Run
 from tests.commands.servers import TOKEN, Server, make_requests, start, wait_for_job
 
 pytest.importorskip("uvicorn", reason="it listens")
@@ -421,3 +424,154 @@ def test_texts_are_labelled_by_several_people_and_added(tmp_path: Path) -> None:
     lines = (tmp_path / "out.by.csv").read_text(encoding="utf-8").splitlines()
     assert lines[:2] == ["by,note,label", "Ann,bad day,plus"]
     assert read_answers(tmp_path / "out.added.csv") == [["quite good", "added"], ["'=1+1", "added"]]
+
+
+def test_answers_of_two_people_are_kept_and_compared(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("\n".join(["note", *TEXTS, ""]), encoding="utf-8")
+    page = ("page", tmp_path / "texts.csv", "--representation", "none", "-o", tmp_path / "out.csv")
+    answers = tmp_path / "out.answers.csv"
+    with start(*page) as server:
+        for row, name in enumerate(["plus", "minus", "plus", "minus", "plus"]):
+            server.act("label", row=row, name=name, by="Ann")
+        assert not answers.exists()  # nobody has given a second answer
+        assert server.act("labels")["agreement"] == []
+        # Bo is asked the rows of Ann, without a hint at her answers; Ann and people without a name are not.
+        assert server.act("next", "ann", by="Ann", second=True)["row"] not in range(5)
+        assert server.act("next", "nobody", second=True)["row"] not in range(5)
+        asked = server.act("next", "bo", by="Bo", second=True)
+        for name, row in (("plus", 0), ("plus", 1), ("plus", 2), ("minus", 3)):
+            assert (asked["row"], asked["second"]) == (row, True)
+            assert asked["likely"] == [{"name": other, "probability": None} for other in ("plus", "minus")]
+            if row == 1:
+                asked = server.act("label", "bo", row=row, name="minus", by="Bo", second=True)
+                asked = server.act("undo", "bo", row=row, by="Bo", seen="minus", second=True)
+                assert (asked["row"], asked["answered"]) == (1, 5)  # the label of Ann remains
+            asked = server.act("label", "bo", row=row, name=name, by="Bo", second=True)
+        assert asked["row"] == 4
+        assert server.act("skip", "bo", row=4, by="Bo", second=True)["row"] != 4
+        assert server.act("undo", "bo", row=4, by="Bo", second=True)["row"] == 4
+        server.act("label", "bo", row=3, name="minus", by="Bo")  # a repeated request
+        line = "`row` must be without your answer; got one that you have answered."
+        assert server.refuse_action("label", "bo", row=3, name="plus", by="Bo") == (409, line)
+        assert server.refuse_action("label", "nobody", row=3, name="plus")[0] == 409
+        assert [line[-1] for line in read_answers(tmp_path / "out.csv")] == ["plus", "minus", "plus", "minus", "plus"]
+        result = server.act("labels", disputed=True)
+        (row,) = result["rows"]
+        assert (row["row"], row["name"], row["by"]) == (1, "minus", "Ann")
+        assert row["answers"] == [{"by": "Ann", "name": "minus"}, {"by": "Bo", "name": "plus"}]
+        kappa = cohen_kappa_score(["plus", "minus", "plus", "minus"], ["plus", "plus", "plus", "minus"])
+        before = [{"people": ["Ann", "Bo"], "rows": 4, "agreement": 0.75, "kappa": pytest.approx(kappa)}]
+        assert result["agreement"] == before
+        # Neither a review, which knows both answers, nor a renaming or merge that is undone changes the agreement.
+        server.act("relabel", row=1, name="plus", by="Bo")
+        for new in ("good", "minus"):
+            server.act("rename", old="plus", name=new)
+            (renamed,) = server.act("labels")["agreement"]
+            assert renamed["agreement"] == (0.75 if new == "good" else 1.0)
+            assert (renamed["kappa"] is None) == (new == "minus")  # one class: it is not defined
+            server.act("undo_rename", old="plus", name=new)
+            assert server.act("labels")["agreement"] == before
+    lines = answers.read_text(encoding="utf-8").splitlines()
+    assert lines[:5] == ["by,note,label", *(f"{who},{TEXTS[0]},plus" for who in ("Ann", "Bo")), *lines[3:5]]
+    assert sorted(lines[3:5]) == [f"Ann,{TEXTS[1]},minus", f"Bo,{TEXTS[1]},plus"]
+    with start(*page) as server:
+        assert server.act("labels")["agreement"] == before
+        assert server.act("next", "bo", by="Bo", second=True)["row"] == 4
+        # A label that is undone and given again is compared with the answer that is still there.
+        server.act("undo", row=2, by="Ann", seen="plus")
+        server.act("label", row=2, name="minus", by="Ann")
+        assert server.act("labels")["agreement"][0]["agreement"] == 0.5
+
+
+def test_guidelines_are_shown_and_checked_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, guidelines = tmp_path / "texts.csv", tmp_path / "guidelines.txt"
+    table.write_text("\n".join(["note", *TEXTS, ""]), encoding="utf-8")
+    guidelines.write_text("\ufeffGood news is <b>plus</b>.\n\nAll else is minus.\n", encoding="utf-8")
+    page = ("page", table, "--representation", "none", "-o", tmp_path / "out.csv", "--guidelines", guidelines)
+    with start(*page) as server:
+        text = "Good news is <b>plus</b>.\n\nAll else is minus."
+        assert server.ask_json("GET", "/api/state")["guidelines"] == text
+    for content, message in (
+        (b"\xff\xfe\x00", "`--guidelines` must be a text in UTF-8"),
+        (b"x" * 100_001, "`--guidelines` must be a text of at most 100 kB"),
+        (None, "no such file"),
+    ):
+        if content is None:
+            guidelines.unlink()
+        else:
+            guidelines.write_bytes(content)
+        assert message in Run(capsys, tmp_path)(*page, code=2)
+
+
+def test_a_page_without_a_table_starts_with_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.csv"
+    page = ("page", "--classes", "red", "--representation", "none", "-o", output)
+    draws = np.random.default_rng(0)
+
+    def colour(name: str) -> tuple[int, int, int]:
+        shade = int(draws.integers(190, 250))
+        return (shade, 20, 30) if name == "red" else (30, 20, shade)
+
+    with start(*page) as server:
+        assert (server.act("next")["row"], server.act("next")["left"]) == (None, 0)
+        state = server.ask_json("GET", "/api/state")
+        assert (state["adds"], state["header"], state["used"]) == ("pictures", ["picture"], ["picture"])
+        assert server.act("add_class", name="Red") == {"similar": "red"}
+        assert [item["name"] for item in server.act("add_class", name=" blue ")["classes"]] == ["red", "blue"]
+        assert "printable" in server.refuse_action("add_class", name="")[1]
+        for name in ["red", "blue"] * 4:
+            status, answer, _ = server.ask("POST", "/api/add_picture?name=a.png", draw(colour(name)))
+            assert status == 200, answer
+            server.act("label", row=json.loads(answer)["row"], name=name, by="Ann")
+        until = time.monotonic() + 60
+        for name in ("red", "blue"):
+            while True:  # until a network is fitted to all labels
+                status, answer, _ = server.ask("POST", "/api/try", draw(colour(name)), {"Content-Type": "image/png"})
+                if status == 200 and json.loads(answer)["likely"][0]["name"] == name:
+                    break
+                assert time.monotonic() < until, answer
+                time.sleep(0.05)
+        server.act("jobs", job="export")
+        state = wait_for_job(server)
+        assert (state["error"], state["ready"]) == ("", ["model", "report", "predictions"])
+    assert len(read_answers(output)) == 8
+    for command in (page, (*page, "--classes", "red"), ("page", tmp_path / "out.added", *page[3:])):
+        with start(*command) as server:  # the same command continues, as does its folder
+            assert (server.act("next")["answered"], server.act("next")["left"]) == (8, 0)
+            for command_line in server.ask_json("GET", "/api/state")["commands"]:
+                assert command_line.startswith(("protonet fit", "protonet predict"))
+    for option, value in (("--model", "a.protonet"), ("--drop", "a"), ("--column-type", "a=text")):
+        assert "must come with a table if" in Run(capsys, tmp_path)("page", option, value, code=2)
+
+
+def test_temporary_folders_of_killed_servers_are_removed(tmp_path: Path) -> None:
+    write_table(tmp_path / "rest.csv", 9)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "protonet-project").mkdir()  # of the user
+    settings = {"TMPDIR": str(tmp_path / "tmp")}
+
+    def list_folders() -> set[Path]:
+        """List the folders, which become an hour older."""
+        folders = {*(tmp_path / "tmp").iterdir()}
+        for path in folders:
+            os.utime(path, (time.time() - 3600,) * 2)
+        return folders
+
+    def start_page(name: str) -> AbstractContextManager[Server]:
+        return start("page", tmp_path / "rest.csv", "-o", tmp_path / name, environment=settings)
+
+    with start_page("first.csv") as server:
+        first = list_folders()
+        assert len(first) == 2
+        server.process.kill()
+        server.process.join()
+    assert list_folders() == first
+    with start_page("second.csv") as server:
+        second = list_folders()
+        assert (len(second), len(second & first)) == (2, 1)
+        with start_page("third.csv") as other:
+            assert len(list_folders() - second) == 1  # that of the running server remains
+            assert other.end()[0] == 0
+        assert list_folders() == second
+        assert server.end()[0] == 0
+    assert [path.name for path in list_folders()] == ["protonet-project"]

@@ -293,3 +293,104 @@ def test_fourteen_classes_are_told_apart_merged_and_split_again(chromium: Browse
         chromium.open("about:blank")
         assert [error for error in chromium.errors if "409 (Conflict)" not in error] == []
         chromium.errors.clear()
+
+
+def test_a_second_person_answers_and_the_agreement_is_shown(chromium: Browser, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("\n".join(["note", *TEXTS, ""]), encoding="utf-8")
+    guidelines = tmp_path / "guidelines.txt"
+    guidelines.write_text("plus: <b>good</b> news\nminus: all else\n", encoding="utf-8")
+    output, progress = tmp_path / "out.csv", "document.getElementById('progress').textContent"
+    page = ("page", tmp_path / "texts.csv", "--representation", "none", "-o", output, "--guidelines", guidelines)
+    with start(*page) as server:
+        for row in range(4):
+            server.act("label", row=row, name="plus" if row % 2 else "minus", by="Ann")
+        open_page(chromium, server, f"{progress}.startsWith('4 labelled')")
+        assert chromium.ask("document.querySelector('#guidelines .text').innerText.trim()") == (
+            "plus: <b>good</b> news\nminus: all else"
+        )
+        set_value = "document.getElementById('by').value = 'Bo'; document.getElementById('by').dispatchEvent"
+        chromium.ask(f"{set_value}(new Event('change'))")
+        chromium.ask("document.getElementById('second').click()")
+        for row in range(4):
+            chromium.wait(f"document.getElementById('reason').textContent.startsWith('Row {row}: another person')")
+            assert chromium.ask(every("#keys .unit", "each.textContent")) == []  # no hint at the first answer
+            assert chromium.ask("document.getElementById('flag').disabled")
+            if row == 0:
+                for width in (1280, 375):
+                    chromium.look(width=width, height=800)
+                    chromium.shoot(tmp_path / f"second-{width}.png")
+            keys = chromium.ask(every("#keys bdi", "each.textContent"))
+            chromium.press(str(keys.index("plus" if row in {1, 2, 3} else "minus") + 1))
+        chromium.wait("!document.getElementById('reason').textContent.includes('another person')")
+        assert chromium.ask(progress).startswith("4 labelled")
+        chromium.ask("document.getElementById('to-review').click()")
+        chromium.wait("!document.getElementById('agreement').hidden")
+        shown = every("#pairs tbody th, #pairs tbody td", "each.textContent")
+        assert chromium.ask(shown) == ["Ann, Bo", "4", "75 %", "0.50"]
+        chromium.ask("document.getElementById('disputed').click()")
+        chromium.wait("document.querySelectorAll('#labels li').length == 1")
+        assert "answers: Ann minus, Bo plus" in chromium.ask("document.getElementById('labels').textContent")
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"agreement-{width}.png")
+        check_layout(chromium, "review")
+        check_layout(chromium, "label")
+        chromium.open("about:blank")
+        assert chromium.errors == []
+    assert [line[-1] for line in read_answers(output)] == ["minus", "plus", "minus", "plus"]
+
+
+def test_classes_come_first_and_the_camera_records_their_examples(chromium: Browser, tmp_path: Path) -> None:
+    output, count = tmp_path / "own.csv", every("#example-classes .soft", "each.textContent")
+    with start("page", "--representation", "none", "-o", output) as server:
+        open_page(chromium, server, "!document.getElementById('examples').hidden")
+        for name in ("hand", "face"):
+            chromium.ask(f"document.getElementById('class-name').value = '{name}'")
+            chromium.ask("document.getElementById('add-class').requestSubmit()")
+            chromium.wait(f"document.getElementById('example-classes').textContent.includes('{name}')")
+        assert chromium.ask(every(".hold", "each.disabled")) == [True, True]
+        chromium.ask("document.getElementById('record-camera').click()")
+        chromium.wait(
+            "document.getElementById('record-video').currentTime > 0 && !document.querySelector('.hold').disabled"
+        )
+        # Pictures are taken while the mouse button, or a key, is down.
+        chromium.look(width=1280, height=900)
+        x, y = chromium.ask(
+            "(({ x, y, width, height }) => [x + width / 2, y + height / 2])"
+            "(document.querySelector('.hold').getBoundingClientRect())"
+        )
+        event = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        chromium.call("Input.dispatchMouseEvent", type="mousePressed", **event)
+        chromium.wait("parseInt(document.querySelectorAll('#example-classes .soft')[0].textContent) >= 4")
+        assert chromium.ask("document.querySelector('.hold').classList.contains('recording')")
+        chromium.call("Input.dispatchMouseEvent", type="mouseReleased", **event)
+        chromium.ask("document.querySelectorAll('.hold')[1].focus()")
+        key = {"key": " ", "code": "Space", "windowsVirtualKeyCode": 32}
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", text=" ", **key)
+        chromium.wait("parseInt(document.querySelectorAll('#example-classes .soft')[1].textContent) >= 4")
+        chromium.call("Input.dispatchKeyEvent", type="keyUp", **key)
+        chromium.wait("!document.querySelector('.recording')")
+        recorded = chromium.ask(f"new Promise((resolve) => setTimeout(() => resolve({count}), 400))")
+        labels = [line[-1] for line in read_answers(output)]
+        assert recorded == [f"{labels.count(name)} examples" for name in ("hand", "face")]
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"examples-{width}.png")
+        chromium.check_layout()
+        # The live camera is classified until another tab is opened.
+        chromium.look()
+        chromium.ask("document.getElementById('to-try').click()")
+        assert chromium.ask("document.getElementById('record-video').srcObject") is None
+        chromium.ask("document.getElementById('try-camera').click()")
+        chromium.wait("document.querySelectorAll('#prediction tr').length == 2")
+        assert chromium.ask("document.getElementById('prediction').getAttribute('aria-live')") == "off"
+        chromium.ask("document.querySelector('#prediction table').remove()")
+        chromium.wait("document.querySelectorAll('#prediction tr').length == 2")  # the next picture
+        for width in (1280, 375):
+            chromium.look(width=width, height=800)
+            chromium.shoot(tmp_path / f"try-{width}.png")
+        chromium.check_layout()
+        chromium.ask("document.getElementById('to-label').click()")
+        chromium.wait("document.getElementById('try-video').hidden")
+        chromium.open("about:blank")
+        assert chromium.errors == []

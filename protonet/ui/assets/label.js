@@ -43,7 +43,7 @@
     if (!response.ok) throw Object.assign(new Error(value.error), { status: response.status });
     return value;
   };
-  const post = (path, values) => request(path, JSON.stringify({ tab, by: get("by").value.trim(), ...values }), "application/json");
+  const post = (path, values) => request(path, JSON.stringify({ tab, by: get("by").value.trim(), second: get("second").checked, ...values }), "application/json");
   const guarded = (work) => async (...values) => {
     try {
       await work(...values);
@@ -80,12 +80,13 @@
   };
 
   const baseName = (path) => String(path).split(/[\\/]/).pop();
+  const pictureOf = (row) => "picture?row=" + row + "&token=" + encodeURIComponent(token);
   const drawRow = ({ row, cells, picture }, large) => {
     const parts = [];
     if (state.picture !== null) {
       const path = cells[state.picture];
       const unreadable = make("p", { className: "warning" }, picture ? "This picture cannot be read." : "This picture does not exist any more.");
-      const image = picture ? make("img", { src: "picture?row=" + row + "&token=" + encodeURIComponent(token), alt: "The picture of row " + row }) : unreadable;
+      const image = picture ? make("img", { src: pictureOf(row), alt: "The picture of row " + row }) : unreadable;
       image.onerror = () => image.replaceWith(unreadable);
       parts.push(make("figure", {}, image, make("figcaption", { title: printable(path) }, bdi(baseName(path)))));
     }
@@ -109,6 +110,7 @@
     get("n-classes").textContent = names.length + (names.length === 1 ? " class" : " classes") + (hides ? "; scroll to see all" : "");
     const next = value.next_check ? "Computed again after " + value.next_check + " more labels." : "Computing ...";
     get("accuracy").textContent = (value.check ? "Accuracy of " + value.checked + " labels: " + percent(value.check.accuracy, 1) + " (95 % interval " + interval(value.check.interval) + "). " : "Accuracy: not known yet. ") + next;
+    showExamples();
     for (const id of ["filter-class", "rename-old"]) {
       const before = get(id).value, all = id === "filter-class" ? [make("option", { value: "" }, "all classes")] : [];
       const shown = id === "rename-old" ? names.filter((name) => !state || !state.fixed.includes(name)) : names;
@@ -133,7 +135,8 @@
     get("near").replaceChildren(...(ended ? [] : value.near).map(labelled));
     get("similar-rows").hidden = ended || !value.near.length;
     get("finished").hidden = !ended;
-    for (const id of ["skip", "flag"]) get(id).disabled = ended;
+    get("skip").disabled = ended;
+    get("flag").disabled = ended || value.second;
     get("add").hidden = ended;
     get("undo").disabled = !steps.length;
     showAll();
@@ -224,11 +227,13 @@
     });
     return element;
   };
-  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.by ? [" by ", bdi(item.by)] : []), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
+  const describe = (item) => ["labelled ", make("strong", {}, bdi(item.name)), ...(item.by ? [" by ", bdi(item.by)] : []), ...(item.answers || []).flatMap(({ by, name }, index) => [index ? ", " : "; answers: ", bdi(by), " ", bdi(name)]), ...(item.predicted === null ? [] : [", predicted ", item.predicted === item.name ? "the same" : make("strong", { className: "wrongly" }, bdi(item.predicted)), " (" + percent(item.probability) + ")"])];
   const review = guarded(async () => {
-    const value = await post("api/labels", { name: get("filter-class").value || null, text: get("filter-text").value, person: get("filter-by").value === "all" || !get("filter-by").value ? null : get("filter-by").value.slice(1) });
+    const value = await post("api/labels", { disputed: get("disputed").checked, name: get("filter-class").value || null, text: get("filter-text").value, person: get("filter-by").value === "all" || !get("filter-by").value ? null : get("filter-by").value.slice(1) });
     const chosen = get("filter-by").value;
     get("filter-people").hidden = !value.people.length;
+    get("filter-answers").hidden = get("agreement").hidden = !value.agreement.length;
+    get("pairs").replaceChildren(tableOf(["people", "rows", "agreement", "kappa"], value.agreement.map(({ people, rows, agreement, kappa }) => [make("span", {}, bdi(people[0]), ", ", bdi(people[1])), String(rows), percent(agreement), kappa === null ? "not defined" : kappa.toFixed(2)])));
     // The values of names have a prefix, as a person may be called "all"; "=" alone is an unknown person.
     get("filter-by").replaceChildren(make("option", { value: "all" }, "everyone"), make("option", { value: "=" }, "unknown"), ...value.people.map((name) => make("option", { value: "=" + name }, printable(name))));
     if ([...get("filter-by").options].some((option) => option.value === chosen)) get("filter-by").value = chosen;
@@ -236,7 +241,7 @@
     get("labels").replaceChildren(...value.rows.map((item) => changeable(item, describe(item), item.predicted === item.name ? null : item.predicted)));
   });
   get("filter").onsubmit = (event) => { event.preventDefault(); review(); };
-  get("filter-class").onchange = get("filter-by").onchange = get("filter-text").oninput = review;
+  get("filter-class").onchange = get("filter-by").onchange = get("disputed").onchange = get("filter-text").oninput = review;
   get("rename").onsubmit = guarded(async (event) => {
     event.preventDefault();
     const old = get("rename-old").value, name = get("rename-new").value.trim(), merged = names.includes(name);
@@ -277,14 +282,17 @@
     get("texts").value = "";
     await finishAdding(said(added, "row") + (added < lines ? lines - added + " of the lines were there already." : ""));
   });
+  const addPicture = (file, name) => {
+    if (file.size > MAX_PICTURE) throw new Error("it has more than 32 MB");
+    return request("api/add_picture?name=" + encodeURIComponent(name.slice(-100)), file, file.type || "application/octet-stream");
+  };
   const addPictures = guarded(async (files) => {
     let n = 0;
     const refused = [];
     for (const file of files) {
       get("added").textContent = "Adding " + printable(file.name) + " ...";
       try {
-        if (file.size > MAX_PICTURE) throw new Error("it has more than 32 MB");
-        n += (await request("api/add_picture?name=" + encodeURIComponent(file.name.slice(-100)), file, file.type || "application/octet-stream")).added;
+        n += (await addPicture(file, file.name)).added;
       } catch (error) { refused.push(file.name + " (" + error.message + ")"); }
     }
     get("pictures").value = "";
@@ -296,7 +304,7 @@
     get("add-pictures").hidden = !pictures;
     get("add-texts").hidden = pictures;
     get("added-file").textContent = printable(state.added);
-    get("camera").hidden = !navigator.mediaDevices; // which is there on localhost and over https only
+    get("to-examples").hidden = !pictures;
     get("pictures").onchange = () => addPictures([...get("pictures").files]);
   };
   document.addEventListener("dragover", (event) => { if (state && state.adds === "pictures") event.preventDefault(); });
@@ -306,21 +314,103 @@
     get("adding").open = true;
     addPictures([...event.dataTransfer.files]);
   });
-  get("camera").onclick = guarded(async () => {
-    const video = get("video"), on = video.srcObject;
-    if (on) on.getTracks().forEach((track) => track.stop());
-    try {
-      video.srcObject = on ? null : await navigator.mediaDevices.getUserMedia({ video: true });
-    } catch (error) { throw new Error("The camera cannot be used: " + error.message); }
-    get("camera").textContent = on ? "Use the camera" : "Turn the camera off";
-    video.hidden = get("take").hidden = Boolean(on);
-    if (!on) await video.play();
-  });
-  get("take").onclick = guarded(async () => {
-    const video = get("video"), canvas = make("canvas", { width: video.videoWidth, height: video.videoHeight });
+  // Cameras: each has a button that turns it on and off, and a video. Another tab turns them off.
+  const grab = (video) => {
+    const canvas = make("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
-    const blob = await new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", 0.95); });
-    await addPictures([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
+    return new Promise((resolve) => { canvas.toBlob(resolve, "image/jpeg", 0.95); });
+  };
+  const turnOff = [];
+  const connect = (button, video, onChange) => {
+    button.hidden = !navigator.mediaDevices; // which is there on localhost and over https only
+    const show = (on) => {
+      video.hidden = !on;
+      button.textContent = on ? "Turn the camera off" : "Use the camera";
+      onChange(on);
+    };
+    const stop = () => {
+      if (!video.srcObject) return;
+      video.srcObject.getTracks().forEach((track) => track.stop());
+      video.srcObject = null;
+      show(false);
+    };
+    turnOff.push(stop);
+    button.onclick = guarded(async () => {
+      if (video.srcObject) { stop(); return; }
+      const stream = await navigator.mediaDevices.getUserMedia({ video: true }).catch((error) => { throw new Error("The camera cannot be used: " + error.message); });
+      video.srcObject = stream;
+      video.hidden = false; // a hidden video does not play
+      await video.play();
+      show(true);
+    });
+  };
+  connect(get("camera"), get("video"), (on) => { get("take").hidden = !on; });
+  get("take").onclick = guarded(async () => addPictures([new File([await grab(get("video"))], "camera.jpg", { type: "image/jpeg" })]));
+
+  // Examples: classes first, then pictures of each.
+  const MAX_RECENT = 8, FRAME_MILLISECONDS = 150, cards = new Map();
+  const addExample = async (name, picture, file) => {
+    const { row } = await addPicture(picture, file);
+    if (row === null) return; // the picture is there already
+    showProgress(await post("api/label", { row, name, create: true }));
+    const { last } = cards.get(name);
+    last.prepend(make("img", { src: pictureOf(row), alt: "Row " + row }));
+    if (last.children.length > MAX_RECENT) last.lastElementChild.remove();
+  };
+  const makeExampleCard = (name) => {
+    const count = make("span", { className: "soft" }), last = make("div", { className: "last" });
+    const hold = make("button", { type: "button", className: "hold", disabled: !get("record-video").srcObject }, "Hold to record");
+    const file = make("input", { type: "file", accept: "image/*", multiple: true, "aria-label": "Pictures of " + printable(name) });
+    let held = false, recording = false;
+    const end = () => { held = false; hold.classList.remove("recording"); };
+    const record = guarded(async () => { // one picture after the other, as fast as the server takes them
+      held = true;
+      hold.classList.add("recording");
+      if (recording) return;
+      recording = true;
+      try {
+        do {
+          await addExample(name, await grab(get("record-video")), "camera.jpg");
+          await new Promise((resolve) => { setTimeout(resolve, FRAME_MILLISECONDS); });
+        } while (held && get("record-video").srcObject);
+      } finally { recording = false; end(); }
+    });
+    hold.onpointerdown = (event) => { hold.setPointerCapture(event.pointerId); record(); };
+    hold.onpointerup = hold.onpointercancel = hold.onblur = hold.onkeyup = end;
+    hold.onkeydown = (event) => { if ([" ", "Enter"].includes(event.key) && !event.repeat) record(); };
+    hold.oncontextmenu = (event) => event.preventDefault(); // of a long touch
+    file.onchange = guarded(async () => {
+      const files = [...file.files];
+      file.value = "";
+      for (const [index, each] of files.entries()) {
+        get("recorded").textContent = "Adding " + (index + 1) + " of " + files.length + " pictures ...";
+        await addExample(name, each, each.name);
+      }
+      get("recorded").textContent = "";
+    });
+    const item = make("li", {}, make("p", {}, make("strong", {}, bdi(name)), " ", count), make("div", { className: "row" }, hold, file), last);
+    return { item, count, hold, last };
+  };
+  // Cards stay where they are, as one of their buttons may be held.
+  function showExamples() {
+    for (const name of cards.keys()) {
+      if (!names.includes(name)) { cards.get(name).item.remove(); cards.delete(name); }
+    }
+    for (const name of names) {
+      if (!cards.has(name)) {
+        cards.set(name, makeExampleCard(name));
+        get("example-classes").append(cards.get(name).item);
+      }
+      cards.get(name).count.textContent = counts[name] + (counts[name] === 1 ? " example" : " examples");
+    }
+  }
+  connect(get("record-camera"), get("record-video"), (on) => cards.forEach(({ hold }) => { hold.disabled = !on; }));
+  get("add-class").onsubmit = guarded(async (event) => {
+    event.preventDefault();
+    const value = await send("api/add_class", { name: get("class-name").value });
+    if (value === null) return;
+    get("class-name").value = "";
+    showProgress(value);
   });
 
   // Results.
@@ -503,24 +593,26 @@
   };
 
   // Try.
-  const classify = guarded(async (body, media) => {
+  const classify = async (body, media, live) => {
     const value = await request("api/try", body, media);
     const support = value.support.map((item) => [bdi(item.name), (item.support > 0 ? "+" : "") + item.support.toFixed(2)]);
     const explanation = support.length ? [make("h2", {}, "Support of each column"), make("p", { className: "soft" }, "By how much the log-probability of the predicted class exceeds its mean over cells of the latest labelled rows."), tableOf([], support)] : [];
     const distance = (value.farther < 0.05 ? "It is unlike every class: " : "It is as similar to a class as other rows: ") + percent(value.farther) + " of the rows are farther from every class.";
     get("prediction").replaceChildren(tableOf([], value.likely.map((item) => [bdi(item.name), percent(item.probability, 1)])), make("p", {}, distance), ...value.notes.map((note) => make("p", {}, printable(note))), ...explanation);
-    get("like").replaceChildren(...value.near.map(labelled));
-  });
+    if (!live) get("like").replaceChildren(...value.near.map(labelled));
+  };
   const prepareTry = () => {
-    if (state.picture !== null && state.used.length === 1) {
+    const takesPicture = state.picture !== null && state.used.length === 1;
+    get("try-camera").hidden = !takesPicture || !navigator.mediaDevices;
+    if (takesPicture) {
       const input = make("input", { type: "file", accept: "image/*", id: "file" });
       const drop = make("div", { className: "drop" }, make("label", { htmlFor: "file" }, "A picture: choose it, or drop it here"), input);
-      const show = () => {
+      const show = guarded(() => {
         const [file] = input.files;
         if (!file) return;
         get("preview").replaceChildren(make("img", { src: URL.createObjectURL(file), alt: "The chosen picture " + printable(file.name) }));
-        classify(file, file.type || "image/png");
-      };
+        return classify(file, file.type || "image/png");
+      });
       drop.ondragover = (event) => event.preventDefault();
       drop.ondrop = (event) => { event.preventDefault(); input.files = event.dataTransfer.files; show(); };
       input.onchange = show;
@@ -530,11 +622,24 @@
     }
     const inputs = state.used.map((name) => make(state.texts ? "textarea" : "input", { dir: "auto", name: printable(name) }));
     get("fields").replaceChildren(...inputs.map((input, column) => make("label", {}, bdi(state.used[column]), input)));
-    get("attempt").onsubmit = (event) => {
+    get("attempt").onsubmit = guarded((event) => {
       event.preventDefault();
-      classify(JSON.stringify({ rows: [inputs.map((input) => input.value || null)] }), "application/json");
-    };
+      return classify(JSON.stringify({ rows: [inputs.map((input) => input.value || null)] }), "application/json");
+    });
   };
+  // The live camera: a picture is classified as soon as the one before is.
+  const classifyLive = guarded(async () => {
+    get("preview").replaceChildren();
+    get("like").replaceChildren();
+    while (get("try-video").srcObject) {
+      await classify(await grab(get("try-video")), "image/jpeg", true);
+      await new Promise((resolve) => { setTimeout(resolve, FRAME_MILLISECONDS); });
+    }
+  });
+  connect(get("try-camera"), get("try-video"), (on) => {
+    get("prediction").setAttribute("aria-live", on ? "off" : "polite"); // it changes several times a second
+    if (on) classifyLive();
+  });
 
   // What does not depend on labels: columns, notes, commands.
   const copyable = (text) => {
@@ -555,6 +660,9 @@
     state = value;
     get("title").textContent = printable(baseName(state.table));
     get("output").textContent = printable(state.output);
+    get("guidelines").hidden = !state.guidelines;
+    get("guidelines").open = load("guidelines", true);
+    get("guidelines").lastElementChild.textContent = printable(state.guidelines);
     get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, printable(note))));
     const rows = state.columns.map((column) => {
       const options = (column.choice === "picture" ? [] : state.choices).map((option) => make("option", { value: option, selected: option === column.choice }, CHOICES[option] || option));
@@ -591,14 +699,15 @@
       button.tabIndex = chosen ? 0 : -1;
       get(button.getAttribute("aria-controls")).hidden = !chosen;
     }
+    turnOff.forEach((stop) => stop());
     if (VIEWS[name]) VIEWS[name]();
   };
-  tabs.forEach((button, number) => {
+  tabs.forEach((button) => {
     button.onclick = () => open(button.getAttribute("aria-controls"));
     button.onkeydown = (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key] * (document.documentElement.dir === "rtl" ? -1 : 1);
       if (!by) return;
-      const next = tabs[(number + by + tabs.length) % tabs.length];
+      const shown = tabs.filter((each) => !each.hidden), next = shown[(shown.indexOf(button) + by + shown.length) % shown.length];
       next.focus();
       next.click();
     };
@@ -612,8 +721,15 @@
     if (place.parentElement.matches("h2")) place.parentElement.after(note); else place.append(note);
   });
   get("fixed").checked = load("fixed", false);
+  get("guidelines").ontoggle = () => store("guidelines", get("guidelines").open);
   get("by").value = load("by", "");
-  get("by").onchange = () => store("by", get("by").value);
+  get("second").checked = load("second", false);
+  const askAgain = guarded(async () => {
+    await post("api/leave", {});
+    await step("api/next", {});
+  });
+  get("by").onchange = () => { store("by", get("by").value); if (get("second").checked) askAgain(); };
+  get("second").onchange = () => { store("second", get("second").checked); askAgain(); };
   // A duplicated tab has the identifier and the steps of the first one: it takes a new identifier, and no steps.
   const channel = new BroadcastChannel("protonet");
   channel.onmessage = ({ data }) => {
@@ -630,7 +746,7 @@
   guarded(async () => {
     const [value, first] = await Promise.all([request("api/state"), post("api/next", {})]);
     showState(value);
-    open("label");
+    open(first.row === null && !first.answered && state.adds === "pictures" ? "examples" : "label");
     showQuestion(first);
     // The page runs in the direction of the table's own words, unless the address has another one.
     const letters = [...state.header, ...names, ...(first.cells || [])].join(" ");
