@@ -171,8 +171,9 @@ def test_entry_uses_what_each_release_has(release: str) -> None:
     names = read_lists()[release]
     files = {path: source for path, source in library_files().items() if path != GUARDED}
     files |= {"solution/solution.py": (ROOT / "solution/solution.py").read_text(encoding="utf-8")}
-    missing = {path: find_missing(source, names, list_defined_names()) for path, source in files.items()}
-    assert not {path: found for path, found in missing.items() if found}
+    defined = list_defined_names()
+    missing = [f"{path}:{use}" for path, source in files.items() for use in find_missing(source, names, defined)]
+    assert not missing, f"torch {release} lacks:\n" + "\n".join(missing)
 
 
 @pytest.mark.parametrize(
