@@ -168,17 +168,21 @@ def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     return [min(limit * scale, MAX_FLOAT32) for scale in scales]
 
 
+#: A function that encodes rows as features (b, dim), as `TablePipeline.encode` does: of a model, a table, a block of
+#: the table, and the argument that errors name.
+BlockEncoder = Callable[[TablePipeline, Table, RowBlock, str], np.ndarray]
+
+
 def parse_body(
-    model: TablePipeline, media_type: str, body: bytes, has_ended: Callable[[], bool] = lambda: False
+    model: TablePipeline, media_type: str, body: bytes, encode: BlockEncoder = TablePipeline.encode
 ) -> ParsedRows:
     """Parse the body of a request, of media type ``media_type``, into rows for a model.
 
-    Raises an HTTPException if the model does not accept the media type, or ``has_ended`` returns True because the
-    result is not needed any more, and an InputError if the rows are wrong.
+    Raises an HTTPException if the model does not accept the media type, and an InputError if the rows are wrong.
     """
     kind = "image/*" if media_type.startswith("image/") else media_type
     if kind == JSON_TYPE:
-        return parse_json_rows(model, body, has_ended)
+        return parse_json_rows(model, body, encode)
     if kind not in list_content_types(model):
         kinds = ", ".join([*list_content_types(model), MULTIPART_TYPE])
         line = f"`content-type` must be one of {kinds} for this model; got {to_printable(media_type)[:80] or None}."
@@ -190,8 +194,8 @@ def parse_body(
         path.write_bytes(body)
         if kind == "image/*":
             check_pixel_counts([path])
-            return encode_columns(model, [make_text_array([str(path)], 1)], has_ended)
-        return parse_table_file(model, path, has_ended)
+            return encode_columns(model, [make_text_array([str(path)], 1)], encode)
+        return parse_table_file(model, path, encode)
 
 
 @contextmanager
@@ -206,7 +210,7 @@ def hide_temporary_paths(folder: Path) -> Iterator[None]:
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
-def parse_table_file(model: TablePipeline, path: Path, has_ended: Callable[[], bool]) -> ParsedRows:
+def parse_table_file(model: TablePipeline, path: Path, encode: BlockEncoder) -> ParsedRows:
     """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
     table = model.open_table(path, model.new_row_spec)
     blocks = list(table.blocks)
@@ -215,11 +219,11 @@ def parse_table_file(model: TablePipeline, path: Path, has_ended: Callable[[], b
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *format_missing_notes(model, columns)]
     masks = [block.uninformative_mask for block in blocks if block.uninformative_mask is not None]  # all are marked
-    x = np.concatenate([encode_block(model, table, block, "path", has_ended) for block in blocks])
+    x = np.concatenate([encode(model, table, block, "path") for block in blocks])
     return ParsedRows(x, notes, np.concatenate(masks))
 
 
-def parse_json_rows(model: TablePipeline, body: bytes, has_ended: Callable[[], bool]) -> ParsedRows:
+def parse_json_rows(model: TablePipeline, body: bytes, encode: BlockEncoder) -> ParsedRows:
     """Parse the rows of a JSON body; cells of a picture column are the contents of files in base64."""
     request = decode_json(body, ROWS_DECODER)
     rows = request.rows if isinstance(request, PredictRequest) else request
@@ -227,11 +231,11 @@ def parse_json_rows(model: TablePipeline, body: bytes, has_ended: Callable[[], b
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_row_count(len(rows))
     unused = {name for row in rows if isinstance(row, dict) for name in row}.difference(model.columns or ())
-    parsed = _parse_cells(model, body, rows, has_ended)
+    parsed = _parse_cells(model, body, rows, encode)
     return parsed._replace(notes=[describe_unused_columns(sorted(unused)), *parsed.notes]) if unused else parsed
 
 
-def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], has_ended: Callable[[], bool]) -> ParsedRows:
+def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], encode: BlockEncoder) -> ParsedRows:
     """Parse the rows of a JSON ``body``, each a list of cells in the order of the columns, or a dict by column."""
     pictures = [modality == "picture" for modality in model.column_modalities]
     width = len(pictures)
@@ -242,25 +246,25 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow], has_end
         if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
             return ParsedRows(x, [], np.zeros(len(x), bool))
-        return encode_columns(model, list(cells.T), has_ended)
+        return encode_columns(model, list(cells.T), encode)
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {index}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
     columns = [cells_to_column([row[index] for row in rows]) for index in range(width)]  # type: ignore[index]
     if not any(pictures):  # a temporary folder would take most of the time of a request
-        return encode_columns(model, columns, has_ended)
+        return encode_columns(model, columns, encode)
     with temporary_server_folder() as folder, hide_temporary_paths(folder):
         for index, texts in enumerate(columns):
             if pictures[index]:
                 paths = [write_picture(folder / f"{row}, column {index}", cell) for row, cell in enumerate(texts)]
                 columns[index] = make_text_array(map(str, paths), len(paths))
                 check_pixel_counts(paths)
-        return encode_columns(model, columns, has_ended)
+        return encode_columns(model, columns, encode)
 
 
 def parse_tensors(
-    model: TablePipeline, inputs: list[Tensor], has_ended: Callable[[], bool] = lambda: False
+    model: TablePipeline, inputs: list[Tensor], encode: BlockEncoder = TablePipeline.encode
 ) -> ParsedRows:
     """Parse the rows of a KServe request from one tensor for all columns, or from one tensor per column."""
     if model.has_pictures:
@@ -286,7 +290,7 @@ def parse_tensors(
     if not columns[0]:
         raise_input_error("inputs", "hold rows", "none", "Send one at least.")
     check_row_count(len(columns[0]))
-    return encode_columns(model, list(map(cells_to_column, columns)), has_ended)
+    return encode_columns(model, list(map(cells_to_column, columns)), encode)
 
 
 INFER_DECODER = msgspec.json.Decoder(InferRequest)
@@ -367,7 +371,7 @@ def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
     return data
 
 
-def encode_columns(model: TablePipeline, columns: list[np.ndarray], has_ended: Callable[[], bool]) -> ParsedRows:
+def encode_columns(model: TablePipeline, columns: list[np.ndarray], encode: BlockEncoder) -> ParsedRows:
     """Encode columns of cells, arrays (n,), as features, with the same checks as for the rows of a file."""
     columns = [replace_missing_cells(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, compute_max_column_magnitudes(model), strict=True)):
@@ -380,25 +384,8 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray], has_ended: C
     table.notes.extend(format_missing_notes(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative_mask is not None
-    x = encode_block(model, table, block, "body", has_ended)
+    x = encode(model, table, block, "body")
     return ParsedRows(x, table.notes, block.uninformative_mask)
-
-
-def encode_block(
-    model: TablePipeline, table: Table, block: RowBlock, argument: str, has_ended: Callable[[], bool]
-) -> np.ndarray:
-    """Encode the rows of a block as features (b, dim) in slices, until ``has_ended`` returns True.
-
-    Raises an HTTPException then, and an InputError as `TablePipeline.encode` does.
-    """
-    n, step = len(block.positions), 64 if any(model.column_modalities) else 1024  # texts and pictures take long
-    parts = []
-    for start in range(0, max(n, 1), step):
-        if has_ended():
-            raise HTTPException(503, "The request has ended.")
-        part = block if n <= step else block.select_rows(np.arange(start, min(start + step, n)))
-        parts.append(model.encode(table, part, argument))
-    return np.concatenate(parts)
 
 
 def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeVar
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
@@ -36,7 +37,7 @@ from protonet.errors import UserError, raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import app, parsing, schemas
 from protonet.server.access import AccessPolicy, make_access_policy
-from protonet.server.batches import MAX_BATCH_ROWS, Classification, RequestBatcher
+from protonet.server.batches import MAX_BATCH_ROWS, MAX_ENCODED_ROWS, Classification, RequestBatcher, SliceEncoder
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
@@ -64,7 +65,11 @@ class ReloadableModel:
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
         model = TablePipeline.load(self.path, argument="model")
-        return model.with_loaded_encoders(self.representation, show_progress=False, use_cache=False)
+        model = model.with_loaded_encoders(self.representation, show_progress=False, use_cache=False)
+        for column in model.fitted_columns:
+            if column.modality == "text" and column.encoder_record is not None:
+                column.encode(np.array(["a"], object))  # the network is loaded now, and not by the first request
+        return model
 
     def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
@@ -123,6 +128,8 @@ class PredictionApi:
     def __init__(self, models: dict[str, ReloadableModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
         self.batcher, self.parsers, self.large_parsers = RequestBatcher(), ThreadPoolExecutor(2), ThreadPoolExecutor(1)
+        # As many threads as slices may be encoded together: each waits with the slice of one request.
+        self.encoder, self.encoding_parsers = SliceEncoder(), ThreadPoolExecutor(MAX_ENCODED_ROWS)
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("protonet_requests", "Requests for predictions", ["model", "status"], registry=registry)
         self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
@@ -206,27 +213,35 @@ class PredictionApi:
         threshold = get_rejection_threshold(model, query.false_rejection_rate)
         media, body = await parsing.read_upload(request)
         fast = media == app.JSON_TYPE and not any(model.column_modalities)  # texts and pictures take long
-        rows = await self.parse(request, body, partial(parsing.parse_body, model, media, body), fast=fast)
+        rows = await self.parse(request, body, model, partial(parsing.parse_body, model, media, body), fast=fast)
         result = await self.classify(name, model, rows, threshold)
         spec = predict.PredictionOutputSpec(threshold, bool(query.return_probabilities), has_row_numbers=False)
         is_csv = "text/csv" in request.headers.get("accept", "")
         return await self.answer(rows, partial(format_answer, name, model, spec, result, rows.notes, is_csv=is_csv))
 
     async def parse(
-        self, request: Request, body: bytes, parse: Callable[[Callable[[], bool]], ParsedT], *, fast: bool
+        self,
+        request: Request,
+        body: bytes,
+        model: TablePipeline,
+        parse: Callable[[parsing.BlockEncoder], ParsedT],
+        *,
+        fast: bool,
     ) -> ParsedT:
         """Parse the body of a request: at once if that takes little time and is ``fast``, else in a thread.
 
-        ``parse`` is called with a function that tells whether the request has ended, so that its result is not needed.
+        ``parse`` is called with the function that encodes the rows for the model.
         """
         request.scope["ends_with_client"] = True
         is_large = len(body) > MAX_EVENT_LOOP_BODY_BYTES
         if fast and not is_large:
-            return parse(lambda: False)
+            return parse(TablePipeline.encode)
         has_ended = Event()
         try:
-            executor = self.large_parsers if is_large else self.parsers
-            return await asyncio.get_running_loop().run_in_executor(executor, parse, has_ended.is_set)
+            small_parsers = self.encoding_parsers if any(model.column_modalities) else self.parsers
+            executor = self.large_parsers if is_large else small_parsers
+            encode = partial(self.encoder.encode, has_ended.is_set)
+            return await asyncio.get_running_loop().run_in_executor(executor, parse, encode)
         finally:
             has_ended.set()
 
@@ -237,11 +252,11 @@ class PredictionApi:
         self.check_version(request.path_params.get("version", MODEL_VERSION))
         body, json_size = await request.body(), request.headers.get("inference-header-content-length")
 
-        def parse(has_ended: Callable[[], bool]) -> tuple[parsing.InferRequest, parsing.ParsedRows]:
+        def parse(encode: parsing.BlockEncoder) -> tuple[parsing.InferRequest, parsing.ParsedRows]:
             decoded = parsing.decode_infer_request(body, json_size)
-            return decoded, parsing.parse_tensors(model, decoded.inputs, has_ended)
+            return decoded, parsing.parse_tensors(model, decoded.inputs, encode)
 
-        decoded, rows = await self.parse(request, body, parse, fast=not any(model.column_modalities))
+        decoded, rows = await self.parse(request, body, model, parse, fast=not any(model.column_modalities))
         answer = partial(format_infer_answer, name, model, decoded, await self.classify(name, model, rows, None))
         return await self.answer(rows, answer)
 
