@@ -51,7 +51,7 @@ PROMISES: dict[str, dict[str, Promise]] = {
         "prediction of 500 rows, iris": Promise(PYTHON, 15, "x"),
         "prediction of 500 rows, wine": Promise(PYTHON, 37, "x"),
         "prediction of 500 rows, breast_cancer": Promise(PYTHON, 48, "x"),
-        "prediction of 500 rows, digits": Promise(PYTHON, 3.8, "x"),
+        "prediction of 500 rows, digits": Promise(PYTHON, 4.4, "x"),
     },
     "views": {
         "view, linear": Promise(PYTHON, 0.004, "x"),

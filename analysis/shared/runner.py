@@ -35,7 +35,7 @@ BUILD_FOLDER = Path("build")
 DatasetT = TypeVar("DatasetT")
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 #: Options that are left out of the command below a table, because their values depend on the machine.
-MACHINE_DEPENDENT_OPTIONS = ("baselines", "jobs")
+MACHINE_DEPENDENT_OPTIONS = ("baselines", "jobs", "python")
 FOLDER_OPTION = "folder"  #: Name of the folder argument, whose path depends on the machine.
 HASHED_PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
 RunT = TypeVar("RunT")
