@@ -40,7 +40,7 @@ def test_a_broken_promise_is_a_line_and_exit_status_1(
 
 
 def test_a_time_that_is_too_long_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = iter([9.0, 0.5, 9.0, 9.0, 9.0])
+    figures = iter([9.0, 0.5, *[9.0] * 5])
     monkeypatch.setattr(measures, "measure_startup", lambda: iter([("import protonet.estimator", next(figures))]))
     assert main(["promises", "--topics", "startup"]) == 0
     with pytest.raises(SystemExit, match="1"):
