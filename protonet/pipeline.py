@@ -5,7 +5,6 @@ The scikit-learn estimator, the commands and the servers parse input, call one o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -397,7 +396,8 @@ class TablePipeline(Model):
             scores = score_class_frequencies(torch.tensor(samples), len(cv.labels))
             stored = {
                 "rows": round(float(cv.weights.sum())),
-                **json.loads(json.dumps(vars(metrics) | {"confusion": metrics.confusion.tolist()})),
+                **vars(metrics),
+                "confusion": metrics.confusion.tolist(),
                 "balanced_accuracy": compute_class_metrics(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": compute_metrics(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
