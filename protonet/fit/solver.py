@@ -18,8 +18,6 @@ from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit import networks
 from protonet.fit.search import (
-    EFFORTS,
-    RAW_LINEAR,
     SEARCH_PROGRESS_FRACTION,
     FitProgress,
     ModelSearch,
@@ -39,7 +37,6 @@ from protonet.fit.training_set import (
 )
 from protonet.network import PrototypeNetwork
 from protonet.views.evaluation import plan_encoder
-from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import CPU
 
@@ -109,7 +106,6 @@ def solve(
     *,
     unlabelled: UnlabelledSamples | None = None,
     time_limit: float = TIME_LIMIT,
-    effort: str | ModelSearch = "default",
     progress: FitProgress | None = None,
     seed: int = 0,
 ) -> PrototypeNetwork:
@@ -133,8 +129,6 @@ def solve(
             array (m, ...), or batches of inputs (b, ...), alone or with labels, which are ignored. They are read once;
             more than a few thousand are subsampled.
         time_limit: Seconds, >= 0, most of them for the search; the best result so far is fitted and returned.
-        effort: "fast", "default" or "best"; "fast" trains no MLP. Or a `protonet.fit.search.ModelSearch`, the search
-            space.
         progress: Called with the name of the stage that begins and the finished fraction, from 0 to 1; at the end with
             "done" and 1. An exception that it raises ends the search.
         seed: Seed of the initial weights and episodes of MLPs, the only random choices: folds follow from the rows.
@@ -147,13 +141,13 @@ def solve(
         InputTypeError: A batch is not ``(inputs, labels)``, the samples of a dataset cannot be batched, labels are not
             integers, or an argument has another type.
         InputError: No sample, too many, non-finite features, float64 features that hardly vary around a large mean,
-            labels outside [0, num_classes), another width than input_dim, num_classes < 2, unknown metadata, a negative
-            or non-finite limit, or an unknown effort.
+            labels outside [0, num_classes), another width than input_dim, num_classes < 2, unknown metadata, or a
+            negative or non-finite limit.
     """
     metadata = _parse_metadata(metadata)
     metadata.setdefault("param_limit", PARAM_LIMIT)
     network = fit_solution(
-        train_loader, val_loader, metadata, time_limit, effort, progress, seed, unlabelled=unlabelled
+        train_loader, val_loader, metadata, time_limit, progress, seed, unlabelled=unlabelled
     ).network
     if progress is not None:
         progress("done", 1.0)
@@ -165,7 +159,6 @@ def fit_solution(
     val_loader: LabelledSamples | None = None,
     metadata: Mapping[str, Any] | None = None,
     time_limit: float = TIME_LIMIT,
-    effort: str | ModelSearch = "default",
     progress: FitProgress | None = None,
     seed: int = 0,
     weights: Tensor | None = None,
@@ -174,24 +167,26 @@ def fit_solution(
     column_spans: Sequence[tuple[int, int]] = (),
     unlabelled: UnlabelledSamples | None = None,
     names: ClassNameRows | None = None,
+    search: ModelSearch | None = None,
 ) -> Solution:
     """Fit a network as `solve` does; also return the selected views and the training set, for further fits.
 
     The differences and the arguments that `solve` does not have are:
 
-    - Without ``metadata["param_limit"]``, the effort "default" trains MLPs only if there are 100 rows per class.
+    - Without ``metadata["param_limit"]``, MLPs are trained only if there are 100 rows per class.
     - ``weights`` (n,) > 0: sample weights, in the order of the loaders.
     - ``groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
     - ``column_indices`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.
     - ``column_spans``: pairs (start, stop) of adjacent features that get views of their own.
     - ``names``: embedded class names, as additional training rows. If ``train_loader`` is None, the network is fitted
       to the names alone.
+    - ``search``: the search space; None for the default.
     """
     started = time.monotonic()
     metadata = _parse_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    search = _resolve_effort(effort).with_spans(column_spans)
+    is_default, search = search is None, (search or ModelSearch()).with_spans(column_spans)
     if progress is not None and not callable(progress):
         got, constraint = type(progress).__name__, "be a function of a stage and a share"
         raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)
@@ -210,7 +205,7 @@ def fit_solution(
             features, labels, num_classes, seed, weights, groups, column_indices, names
         )
         rows_per_class = len(training_set.rows.labels) / len(training_set.rows.labels.unique())
-        if effort == "default" and "param_limit" not in metadata and rows_per_class < MIN_MLP_ROWS_PER_CLASS:
+        if is_default and "param_limit" not in metadata and rows_per_class < MIN_MLP_ROWS_PER_CLASS:
             search = search.without_family(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = replace(training_set.rows, deadline=started + SELECTION_TIME_FRACTION * time_limit)
@@ -234,29 +229,6 @@ def fit_solution(
         training_set = replace(training_set, device=CPU)  # later fits run on the CPU by default
         rechoose = None if explored is None else lambda rows: select_model(explored.without_rows(rows), plan, search)
         return Solution(network, selected, training_set, joined, pooled, rechoose)
-
-
-def _resolve_effort(effort: object) -> ModelSearch:
-    """Convert the argument ``effort`` to a search space: look up a name, or validate a `ModelSearch` and return it."""
-    remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
-    if isinstance(effort, str):
-        if effort not in EFFORTS:
-            raise_input_error("effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
-        return EFFORTS[effort]
-    if not isinstance(effort, ModelSearch):
-        raise_input_error("effort", "be a name or a ModelSearch", type(effort).__name__, remedy, kind=InputTypeError)
-    check_int("effort.n_folds", effort.n_folds, low=0)
-    if not all(hasattr(kind, "candidates") for kind in effort.families):
-        raise_input_error("effort", "have families of views", repr(effort.families), remedy, kind=InputTypeError)
-    first = next(iter(effort.families), None)
-    raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW_LINEAR.scaling,)
-    settings = [(type(kind).__name__, *item) for kind in effort.families for item in vars(kind).items()]
-    empty = [f"{kind}.{name}" for kind, name, value in settings if value == ()]
-    if effort.n_folds == 1 or not raw_first or empty:
-        kinds = ", ".join(type(kind).__name__ for kind in effort.families)
-        got = f"n_folds={effort.n_folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
-        raise_input_error("effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
-    return effort
 
 
 def _parse_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

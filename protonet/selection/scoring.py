@@ -98,12 +98,23 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    factors, _, losses = _fit_logits(cosines[None], labels, class_mask, None, weights)
+    factors, losses = fit_temperatures(cosines[None], labels, class_mask, weights)
     return float(factors), losses[0]
 
 
+def fit_temperatures(
+    cosines: Tensor, labels: Tensor, class_mask: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fit an inverse temperature to each of several cosines or logits (settings, n, num_classes) as `fit_temperature`.
+
+    Returns the inverse temperatures (settings,) and the log-losses (settings, n), both float64.
+    """
+    factors, _, losses = _fit_logits(cosines, labels, class_mask, None, weights)
+    return factors, losses
+
+
 def fit_scale_and_offsets(
-    cosines: Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
+    cosines: Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor | None, Tensor]:
     """Fit an inverse temperature and class offsets that minimize the log-loss of cosines.
 
@@ -117,7 +128,6 @@ def fit_scale_and_offsets(
         class_sizes: (num_classes,) summed weights of the labelled rows of each class; 0 for a class without a
             prototype.
         weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
-        repeats: The number of times that each held-out row occurs in the arguments.
 
     Returns:
         The inverse temperature, >= 0; the offsets (num_classes,), which sum to zero, or None if the classes are equally
@@ -127,7 +137,7 @@ def fit_scale_and_offsets(
         al., "Long-tail learning via logit adjustment" (2021).
     """
     frequencies = log_class_frequencies(class_sizes)
-    factors, exponents, losses = _fit_logits(cosines[None], labels, class_sizes > 0, frequencies, weights, repeats)
+    factors, exponents, losses = _fit_logits(cosines[None], labels, class_sizes > 0, frequencies, weights)
     return float(factors), None if frequencies is None else float(exponents) * frequencies, losses[0]
 
 
@@ -159,7 +169,7 @@ def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
 
 
 def _fit_logits(
-    cosines: Tensor, labels: Tensor, mask: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
+    cosines: Tensor, labels: Tensor, mask: Tensor, frequencies: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit logits ``factor * cosines + exponent * frequencies`` by Newton's method, separately for each of some views.
 
@@ -177,9 +187,9 @@ def _fit_logits(
         variance[:, rows] = cosines[:, rows].var(dim=2, correction=0)
     spread = variance.mean(dim=1).double()
     separates = spread >= NEWTON.min_variance
-    ridge = spread * repeats / (WEIGHTING.logit_prior_std**2 * n)
+    ridge = spread / (WEIGHTING.logit_prior_std**2 * n)
     logs = None if frequencies is None else frequencies[mask].to(cosines.dtype)
-    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_factor_std**2 * n)
+    prior = 0.0 if logs is None else 1 / (WEIGHTING.frequency_factor_std**2 * n)
 
     def evaluate(factor: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the objective (views,), losses (views, n), and the first and second derivatives (5, views)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protonet.views.density import DensityFamily, DensityView
 from protonet.views.evaluation import ViewFamily
 from protonet.views.fixed_convolution import FixedConvolutionFamily, FixedConvolutionView, KernelBank
 from protonet.views.forest import ForestFamily, ForestView
@@ -16,6 +17,7 @@ from protonet.views.view import InputMap, LinearMap, View
 VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (LinearFamily, LinearView),
     (KernelRidgeFamily, KernelRidgeView),
+    (DensityFamily, DensityView),
     (FixedConvolutionFamily, FixedConvolutionView),
     (ForestFamily, ForestView),
     (TabularTransformerFamily, TabularTransformerView),

@@ -243,11 +243,6 @@ class ViewFamily(Protocol):
     progress_name: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
     relative_time: ClassVar[float] = 1.0  #: Time of the evaluation relative to other families, for progress bars.
 
-    @classmethod
-    def for_effort(cls, effort: str) -> ViewFamily:
-        """Build the family whose candidates are evaluated at the effort "fast", "default" or "best"."""
-        return cls()
-
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate views on held-out rows; yield the candidates among which weights are distributed.
 

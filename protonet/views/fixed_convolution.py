@@ -97,11 +97,6 @@ class FixedConvolutionFamily(ViewFamily):
     ridge_penalties: tuple[float, ...] = CONVOLUTION_RIDGE_PENALTIES
     progress_name: ClassVar[str] = "convolution views"
 
-    @classmethod
-    def for_effort(cls, effort: str) -> FixedConvolutionFamily:
-        """Build the family: with a single ridge penalty for the effort "fast", with three for other efforts."""
-        return cls((DEFAULT_CONVOLUTION_RIDGE_PENALTY,)) if effort == "fast" else cls()
-
     def without_validation(self) -> FixedConvolutionFamily:
         """Return a family with the default ridge penalty alone."""
         return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE_PENALTY,))

@@ -88,21 +88,19 @@ class ForestSpec:
 
 #: A forest with less weight than this in the mixture gets proportionally fewer trees.
 FULL_FOREST_WEIGHT = 0.2
-#: Minimum number of trees of such a forest.
+#: Minimum number of trees of such a forest, and the number of those that are evaluated.
 MIN_TREES = 50
 
 
 @dataclass(frozen=True)
 class ForestFamily(ViewFamily):
-    """A forest grown from the rows and, for series and images, a forest grown from shifted copies, too."""
+    """A forest grown from the rows and, for series and images, a forest grown from shifted copies, too.
+
+    Forests of ``MIN_TREES`` are evaluated; the final one has up to ``max_trees``.
+    """
 
     max_trees: int = 200
     progress_name: ClassVar[str] = "forests"
-
-    @classmethod
-    def for_effort(cls, effort: str) -> ForestFamily:
-        """Build the family with 50 trees for the effort "fast", 500 for "best" and 200 for any other effort."""
-        return cls({"fast": 50, "best": 500}.get(effort, 200))
 
     def final_spec(self, spec: view.ViewSpec, weight: float) -> view.ViewSpec:
         """Return the spec with fewer trees if the forest has little weight, so that its noise matters less.
@@ -112,16 +110,16 @@ class ForestFamily(ViewFamily):
         """
         if not isinstance(spec, ForestSpec):
             return spec
-        ratio = spec.max_trees * weight / (FULL_FOREST_WEIGHT * MIN_TREES)
+        ratio = self.max_trees * weight / (FULL_FOREST_WEIGHT * MIN_TREES)
         trees = MIN_TREES * 2 ** math.ceil(math.log2(max(1.0, ratio)))
-        return replace(spec, max_trees=min(spec.max_trees, trees))
+        return replace(spec, max_trees=min(self.max_trees, trees))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""
         if not self.max_trees or 2 * int(evaluator.seen.sum()) > MAX_TREE_ROWS:
             return
         for use_shifts in (False, True) if evaluator.rows.shifts != (0,) else (False,):
-            forest = ForestSpec(self.max_trees, use_shifts)
+            forest = ForestSpec(min(self.max_trees, MIN_TREES), use_shifts)
             candidate = None if _is_pilot_pruned(evaluator, forest) else evaluator.evaluate(forest)
             if candidate is not None:
                 yield candidate

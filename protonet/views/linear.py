@@ -131,7 +131,7 @@ def discriminant_gains(
 
 
 #: The scalings of features by linear views, in the order of increasing complexity.
-FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
+FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "whitened")
 
 
 #: Constant that scaled and whitened views append to rows, whose other values have unit scale.
@@ -172,10 +172,6 @@ class LinearSpec:
         """Fit the affine map to labelled rows; the mean square of its output is 1."""
         # A feature is constant if its standard deviation is below this times its root mean square.
         max_constant_std = 1e-6
-        # The interquartile range of a normal distribution, in standard deviations.
-        normal_iqr = 1.349
-        # The standard deviation replaces an interquartile range below this fraction of the normal one.
-        min_iqr_fraction = 0.1
         all_features = rows.features
         if self.feature_span is not None:
             rows = rows.select_features(*self.feature_span)
@@ -186,13 +182,9 @@ class LinearSpec:
         basis, coefficient = shift.new_zeros(dim, 0), shift.new_zeros(0)
         if scaling != "raw":
             shift = _weighted_mean(features, weights)
-        if scaling in {"standardised", "relevant", "robust"}:
+        if scaling in {"standardised", "relevant"}:
             deviation = _weighted_mean((features - shift.to(features.dtype)).square(), weights).sqrt()
             varies = deviation > max_constant_std * _weighted_mean(features.square(), weights).sqrt()
-            if scaling == "robust":  # median and interquartile range, unless half of the values are equal
-                lower, shift, upper = _weighted_quartiles(features, weights)
-                spread = (upper - lower) / normal_iqr
-                deviation = torch.where(spread > min_iqr_fraction * deviation, spread, deviation)
             if rows.column_indices is not None:
                 variances = torch.bincount(rows.column_indices, deviation.square() * varies)
                 deviation = variances[rows.column_indices].sqrt()
@@ -274,20 +266,6 @@ class LinearView(View):
 def _weighted_mean(features: Tensor, weights: Tensor | None) -> Tensor:
     """Compute the weighted mean (dim,) float64 of features (n, dim)."""
     return multiply_by_weights(features, weights).mean(dim=0, dtype=torch.float64)
-
-
-def _weighted_quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the three weighted quartiles (dim,) float64 of features (n, dim); many rows are sampled evenly."""
-    step, levels = max(1, len(features) // MAX_CHUNK_ROWS), (0.25, 0.5, 0.75)
-    ordered, order = features[::step].sort(dim=0)
-    if weights is None:
-        quartiles = [ordered[round(level * (len(ordered) - 1))] for level in levels]
-    else:
-        cumulative = weights[::step][order].cumsum(dim=0)  # (rows, dim)
-        last = cumulative[-1] - cumulative[-1] / len(cumulative)
-        ranks = [(cumulative <= (level * last).round()).sum(dim=0) for level in levels]
-        quartiles = [ordered.gather(0, rank[None])[0] for rank in ranks]
-    return tuple(quartile.to(torch.float64) for quartile in quartiles)  # type: ignore[return-value]
 
 
 def _relevance_factors(rows: TrainingRows) -> Tensor:

@@ -243,13 +243,6 @@ class MLPFamily(evaluation.ViewFamily):
     progress_name: ClassVar[str] = "MLP views"
     relative_time: ClassVar[float] = 3.0
 
-    @classmethod
-    def for_effort(cls, effort: str) -> MLPFamily:
-        """Build the family: without MLPs for the effort "fast", and with longer training for "best"."""
-        if effort == "fast":
-            return cls(max_n_sizes=0)
-        return cls(step_counts=(3, 10, 30, 100, 300), max_work=2e9) if effort == "best" else cls()
-
     def without_validation(self) -> None:
         """Return None, for no MLP: without held-out rows, it cannot be decided whether training helps."""
 

@@ -148,17 +148,10 @@ def _make_category_codes(levels: int) -> Tensor:
 WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
 
 
-#: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
-CLASS_CODE_FACTORS = (1, 3, 7, 9)
-
-
 @dataclass(frozen=True)
 class TabularTransformerSpec:
-    """The spec (hyperparameters) of a tabular transformer view."""
+    """The spec of a tabular transformer view, which has no hyperparameters."""
 
-    n_passes: int = 1
-    """The number of passes of the transformer. Each pass assigns other codes to the classes, and its output is a part
-    of the embedding."""
     source: ClassVar[ViewSpec | None] = None
     use_shifts: ClassVar[bool] = False
     is_trained: ClassVar[bool] = False
@@ -185,7 +178,7 @@ class TabularTransformerSpec:
         chosen = chosen.sort().values
         x, labels = rows.features[chosen], rows.labels[chosen]
         classes = order_groups(rank_rows(x), labels, rows.num_classes)[labels]
-        config = TabularTransformerConfig(x.shape[1], len(x), self.n_passes, checksum)
+        config = TabularTransformerConfig(x.shape[1], len(x), checksum)
         return TabularTransformerView(config, None, {"rows": x, "classes": classes, "blocks": blocks})
 
 
@@ -232,38 +225,30 @@ def load_checked_weights(checksum: int) -> np.ndarray:
 MAX_COLUMNS = 64
 #: Maximum number of labelled rows: with more, other views are as good and faster.
 TABULAR_MAX_LABELLED_ROWS = 1000
-#: Maximum number of classes: with more, too many classes would share a class code.
-TABULAR_MAX_CLASSES = 60
-
-
 @dataclass(frozen=True)
 class TabularTransformerFamily(ViewFamily):
-    """A tabular transformer view, which is evaluated if the rows are those of a small table."""
+    """A tabular transformer view, which is evaluated if the rows are those of a small table with columns of categories.
 
-    n_passes: int = 2  #: Number of passes of the transformer, each with other class codes.
+    On numbers alone it gains nothing over kernels and forests, and takes most of the time of a prediction.
+    """
+
     progress_name: ClassVar[str] = "tabular transformer"
-
-    @classmethod
-    def for_effort(cls, effort: str) -> TabularTransformerFamily:
-        """Build the family with 1 pass for the effort "fast", 4 for "best" and 2 for any other effort."""
-        return cls({"fast": 1, "best": 4}.get(effort, 2))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the view and yield it, if the rows are those of a small table with few classes.
 
-        Nothing is yielded for images and series, for embedded class names, or for unequal weights.
+        Nothing is yielded for numbers alone, for embedded class names, or for unequal weights.
         """
         rows = evaluator.rows
-        n_columns = rows.features.shape[1] if rows.column_indices is None else int(rows.column_indices[-1]) + 1
-        n_classes = int(evaluator.seen.sum())
-        is_table = n_columns <= MAX_COLUMNS and rows.shifts == (0,) and rows.is_class_name is None
+        if rows.column_indices is None or int(rows.column_indices[-1]) >= MAX_COLUMNS or rows.is_class_name is not None:
+            return
         # A context row of weight 2 does not count twice.
         equal_weights = rows.weights is None or bool((rows.weights == rows.weights[0]).all())
-        small = n_classes <= TABULAR_MAX_CLASSES and len(rows.labels) <= TABULAR_MAX_LABELLED_ROWS
-        if not self.n_passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
+        # Each class has a code of its own.
+        small = int(evaluator.seen.sum()) <= N_CLASS_CODES and len(rows.labels) <= TABULAR_MAX_LABELLED_ROWS
+        if not (equal_weights and small) or load_pretrained_weights() is None:
             return
-        passes = self.n_passes if n_classes <= N_CLASS_CODES else len(CLASS_CODE_FACTORS)
-        candidate = evaluator.evaluate(TabularTransformerSpec(passes))
+        candidate = evaluator.evaluate(TabularTransformerSpec())
         if candidate is not None:
             yield candidate
 
@@ -274,7 +259,6 @@ class TabularTransformerConfig(Config):
 
     input_dim: int = bounded_field()  #: Number of features.
     rows: int = bounded_field(high=MAX_CONTEXT_ROWS)  #: Number of context rows.
-    passes: int = bounded_field(high=len(CLASS_CODE_FACTORS))  #: Number of passes of the transformer.
     checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
@@ -285,8 +269,8 @@ TABULAR_CELLS_PER_CHUNK = 2**14
 class TabularTransformerView(View):
     """Embeddings of rows by a pretrained transformer that attends to labelled rows (context rows).
 
-    The output has a part (a block of columns) for each pass. The pretrained weights are not stored in the view, only
-    their checksum. `check` raises an error if the view was fitted with other weights.
+    The pretrained weights are not stored in the view, only their checksum. `check` raises an error if the view was
+    fitted with other weights.
     """
 
     kind = "tabular_transformer"
@@ -294,7 +278,7 @@ class TabularTransformerView(View):
     buffer_dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64}
     config: TabularTransformerConfig
     rows: Tensor  #: (rows, input_dim) buffer, the context rows.
-    classes: Tensor  #: (rows,) int64 buffer, the class of each context row, >= 0.
+    classes: Tensor  #: (rows,) int64 buffer, the code of each context row's class.
     blocks: Tensor  #: (input_dim,) int64 buffer, ascending from 0: the table column of each feature.
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -304,8 +288,8 @@ class TabularTransformerView(View):
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
-        """The width of the embedding of each pass."""
-        return (DIM,) * self.config.passes
+        """The width of the embedding."""
+        return (DIM,)
 
     def derive_constants(self) -> None:
         """Discard the cached encoding of the context rows; `forward` computes it again."""
@@ -317,7 +301,7 @@ class TabularTransformerView(View):
         """Validate the tensors of a file, including class and column indices and the pretrained weights."""
         super().check(tensors, prefix)
         classes, blocks = tensors["classes"], tensors["blocks"]
-        raise_unless(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
+        raise_unless(bool(((classes >= 0) & (classes < N_CLASS_CODES)).all()), "a tabular transformer with invalid classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         raise_unless(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         raise_unless(int(blocks[0]) == 0 and int(blocks[-1]) < MAX_COLUMNS, "too many columns")
@@ -332,18 +316,12 @@ class TabularTransformerView(View):
             weights = unpack_weights(torch.from_numpy(load_checked_weights(self.config.checksum)))
             weights = {name: value.to(rows, copy=True) for name, value in weights.items()}  # no views of one tensor
             cells = CellEncoder(rows, self.blocks)
-            codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
-            context = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
+            context = encode_labelled_rows(weights, cells.encode(rows)[None], self.classes[None])
             attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in context.keys_and_values)
             # No views of larger tensors, as torch.export.save requires.
             context = context._replace(keys_and_values=attended)
             self._cache = (rows.dtype, rows.device), (weights, cells, context)
         return self._cache[1]
-
-    def _class_codes(self, index: int) -> Tensor:
-        """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, N_CLASS_CODES)."""
-        shifted = self.classes + index * (self.classes // N_CLASS_CODES)
-        return (CLASS_CODE_FACTORS[index] * shifted + index) % N_CLASS_CODES
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TabularTransformerView:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -355,22 +333,18 @@ class TabularTransformerView(View):
         return self.__dict__ | {"_cache": None}
 
     def forward(self, z: Tensor) -> Tensor:
-        """Compute the concatenated embeddings of all passes, (n, passes * DIM), of features z (n, input_dim)."""
+        """Compute the embeddings (n, DIM) of features z (n, input_dim)."""
         with torch.no_grad():
             weights, cells, context = self._encode_context()
-            passes = self.config.passes
-            chunk_rows = max(1, TABULAR_CELLS_PER_CHUNK // (cells.columns + 1) // passes)
-            parts = []
-            for x in (z,) if is_compiling() else z.split(chunk_rows):
-                parts.append(embed_rows(weights, cells.encode(x)[None], context).transpose(0, 1).flatten(1))
-            return torch.cat(parts)
+            chunk_rows = max(1, TABULAR_CELLS_PER_CHUNK // (cells.columns + 1))
+            chunks = (z,) if is_compiling() else z.split(chunk_rows)
+            return torch.cat([embed_rows(weights, cells.encode(x)[None], context)[0] for x in chunks])
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
-        """Add all passes to an ONNX graph, with the encoded context as constants; return the name of each embedding."""
+        """Add the view to an ONNX graph, with the encoded context as constants; return the embedding's name."""
         weights, cells, context = self._encode_context()
-        encoded = cells.add_to_graph(graph, rows)
-        return [add_to_graph(graph, weights, encoded, context, index) for index in range(self.config.passes)]
+        return [add_to_graph(graph, weights, cells.add_to_graph(graph, rows), context, 0)]
 
     def flops(self) -> float:
         """Estimate the prediction time per row, as a number of multiplications."""
-        return float(count_multiplications(int(self.blocks[-1]) + 1, self.config.rows) * self.config.passes)
+        return float(count_multiplications(int(self.blocks[-1]) + 1, self.config.rows))
