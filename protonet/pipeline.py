@@ -34,7 +34,7 @@ from protonet.fit.cross_validation import (
 from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
 from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAMES_ONLY_SHARPENING, classify_by_names
-from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
+from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
 from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, pad_class_counts
@@ -84,7 +84,6 @@ class TablePipeline(Model):
         table: TrainingTable,
         *,
         unlabelled: UnlabelledSamples | None = None,
-        effort: str | ModelSearch = "default",
         time_limit: float = TIME_LIMIT,
         seed: int = 0,
         progress: FitProgress = ignore_progress,
@@ -100,7 +99,7 @@ class TablePipeline(Model):
             None if names_only else [(table.x, table.y)],
             metadata={"num_classes": max(2, len(table.classes))},
             time_limit=time_limit,
-            effort=CLASS_NAMES_ONLY_SEARCH if names_only else effort,
+            search=CLASS_NAMES_ONLY_SEARCH if names_only else None,
             seed=seed,
             weights=table.weights,
             groups=table.groups,

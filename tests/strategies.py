@@ -24,7 +24,7 @@ from protonet.files.archive import CONFIG_ENTRY, TENSORS_ENTRY
 from protonet.files.metadata import TrainingMetadata
 from protonet.files.model import Model
 from protonet.fit.search import (
-    EFFORTS,
+    DEFAULT_SEARCH,
     FitProgress,
     ModelSearch,
     SelectedModel,
@@ -32,8 +32,10 @@ from protonet.fit.search import (
     ignore_progress,
     select_model,
 )
+from protonet.fit.solver import PARAM_LIMIT, fit_solution
 from protonet.network import split_weights
 from protonet.selection.folds import Fold
+from protonet.views.density import DensitySpec
 from protonet.views.evaluation import CandidateEvaluator, EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily, FixedConvolutionSpec, KernelBank
 from protonet.views.forest import ForestFamily, ForestSpec
@@ -48,7 +50,7 @@ seeds = st.integers(0, 2**31 - 1)
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with a few candidates of every kind of view, for tests of properties that hold for all kinds.
 EVERY_KIND = (
-    replace(EFFORTS["default"], n_folds=2)
+    replace(ModelSearch(), n_folds=2)
     .with_family(KernelRidgeFamily(KERNEL_RIDGE_SPECS[1:2], (2.0,), (0.1,)))
     .with_family(FixedConvolutionFamily((0.1,)))
     .with_family(ForestFamily(10))
@@ -58,12 +60,19 @@ EVERY_KIND = (
 LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)
 #: A search with linear views only, for tests that do not depend on accuracy.
 PLAIN = (
-    replace(ModelSearch(), n_folds=3, n_partitions=1)
+    replace(ModelSearch(), n_folds=3)
     .without_family(KernelRidgeFamily)
     .without_family(ForestFamily)
     .without_family(TabularTransformerFamily)
     .without_family(MLPFamily)
 )
+
+
+def solve_with(*arguments: Any, search: ModelSearch, **options: Any) -> PrototypeNetwork:
+    """Fit a network as `protonet.solve` does, with another search space."""
+    metadata = dict(options.pop("metadata", None) or (arguments[2] if len(arguments) > 2 else None) or {})
+    metadata.setdefault("param_limit", PARAM_LIMIT)
+    return fit_solution(*arguments[:2], metadata=metadata, search=search, **options).network
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:
@@ -101,7 +110,7 @@ def select_views(
     rows: TrainingRows,
     plan: EncoderPlan,
     *,
-    search: ModelSearch = EFFORTS["default"],
+    search: ModelSearch = DEFAULT_SEARCH,
     progress: FitProgress = ignore_progress,
 ) -> SelectedModel:
     """Select views, weights and temperature by cross-validation."""
@@ -162,15 +171,16 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     """
     x, y = blobs(0)
     rows = TrainingRows(x, y, 5)
-    linear = {scaling: LinearSpec(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "robust")}
-    radial = [
+    linear = {scaling: LinearSpec(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened")}
+    mapped: list[KernelRidgeSpec | DensitySpec] = [
         KernelRidgeSpec(LinearSpec("standardised"), 2),
-        KernelRidgeSpec(LinearSpec("robust"), 2, apply_tanh=True),
+        DensitySpec(LinearSpec("standardised"), per_row=True),
+        DensitySpec(LinearSpec("whitened"), per_row=False),
         KernelRidgeSpec(LinearSpec("standardised"), 1),
     ]
     views: list[View] = [
         linear["standardised"],
-        *(item.fit(rows, linear[item.source.scaling].source) for item in radial),
+        *(item.fit(rows, linear[item.source.scaling].source) for item in mapped),
         ForestSpec(7).fit(rows),
         linear["whitened"],
     ]
@@ -184,7 +194,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     sizes = [(8, True), (8, False), (4, True)]
     patterns = [FixedConvolutionSpec(width, shifts, 0.1) for width, shifts in sizes]
     views += [item.fit(rows, KernelBank.fit(rows.features, item.line_width)) for item in patterns]
-    views.append(TabularTransformerSpec(2).fit(rows))
+    views.append(TabularTransformerSpec().fit(rows))
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur

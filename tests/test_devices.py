@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protonet import Encoder, PrototypeNetwork, metrics, solve
-from protonet.fit.search import EFFORTS
+from protonet import Encoder, PrototypeNetwork, metrics
+from protonet.fit.search import ModelSearch
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.network import split_weights
 from protonet.views import VIEW_FAMILIES
@@ -27,7 +27,7 @@ from protonet.views.mlp import MLPFamily, MLPSpec
 from protonet.views.tabular_transformer import TabularTransformerSpec
 from protonet.views.view import TrainingRows, View, ViewSpec
 from tests.emulated_device import AWAY, EmulatedDevice
-from tests.strategies import blobs
+from tests.strategies import blobs, solve_with
 
 X, LABELS = blobs(0)
 EPISODES = torch.nn.functional.normalize(torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(1)), dim=3)
@@ -35,7 +35,7 @@ SPECS: list[ViewSpec] = [*map(LinearSpec, FEATURE_SCALINGS), LinearSpec("standar
 SPECS += KERNEL_RIDGE_SPECS[::2]
 SPECS += [FixedConvolutionSpec(8, True, 0.1), FixedConvolutionSpec(4, False, 0.1)]
 SPECS += [ForestSpec(7), ForestSpec(7, use_shifts=True)]
-SPECS += [TabularTransformerSpec(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
+SPECS += [TabularTransformerSpec(), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(
     PLAIN_ROWS,
@@ -43,7 +43,7 @@ WEIGHTED_ROWS = replace(
     column_indices=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3]),
 )
 #: A search with linear views, a kernel and an MLP, each as short as possible.
-SHORT = replace(EFFORTS["fast"], n_folds=2, families=(LinearFamily(("raw", "whitened")),))
+SHORT = replace(ModelSearch(), n_folds=2, families=(LinearFamily(("raw", "whitened")),))
 kernels, mlps = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,))
 SHORT = replace(SHORT, families=(*SHORT.families, kernels, mlps))
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
@@ -135,10 +135,10 @@ def test_views_are_fitted_and_map_rows_on_the_device_of_the_rows(rows: TrainingR
 
 def test_solve_runs_on_the_given_device() -> None:
     x, more = X[:20].double() + 1e6, X[20:].double() + 1e6
-    expected = solve((x, LABELS[:20]), effort=SHORT, unlabelled=more)
+    expected = solve_with((x, LABELS[:20]), search=SHORT, unlabelled=more)
     with EmulatedDevice() as mode:
         sent, metadata = (x.to(AWAY), LABELS[:20].to(AWAY)), {"device": AWAY}
-        network = solve(sent, None, metadata, effort=SHORT, unlabelled=more)
+        network = solve_with(sent, None, metadata, search=SHORT, unlabelled=more)
         assert {tensor.device for tensor in network.state_dict().values()} == {AWAY}
         assert mode.fetched.keys() <= FETCHED
         torch.testing.assert_close(network(sent[0]).cpu(), expected(x), rtol=1e-2, atol=1e-3)

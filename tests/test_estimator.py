@@ -16,7 +16,6 @@ import pytest
 import scipy.sparse
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -27,10 +26,8 @@ from protonet.estimator import ProtoNetClassifier
 from protonet.estimator.labels import to_class_names
 from protonet.files.model import model_to_bytes
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
-from protonet.fit.networks import get_encoder
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
-from protonet.views.tabular_transformer import TabularTransformerView
 from tests.strategies import PLAIN, blobs, load_wine_split
 
 TENSOR_X, TENSOR_Y = blobs(0)
@@ -39,27 +36,27 @@ NAMES = np.array(["ash", "birch", "cedar", "elm", "fir"])[Y]
 
 
 def make() -> ProtoNetClassifier:
-    return ProtoNetClassifier(effort=PLAIN)
+    return ProtoNetClassifier()
 
 
 FITTED = make().fit(X, NAMES)
-SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], effort=PLAIN, seed=int(np.random.RandomState(0).randint(2**31 - 1)))
+SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], search=PLAIN, seed=int(np.random.RandomState(0).randint(2**31 - 1)))
 
 
 def test_partial_fit_takes_labels_as_fit_does() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
-    model = ProtoNetClassifier(effort=PLAIN).fit(x, y)
+    model = ProtoNetClassifier().fit(x, y)
     for labels in (["new"] * 3, [0, None, 1], [0.0, np.nan, 1.0], [-1, 0, 1]):
         with pytest.raises((InputError, InputTypeError), match=r"be all text or all numbers|have a label for each row"):
             model.partial_fit(x[:3], labels)
     assert model.classes_.tolist() == [0, 1, 2]
     with pytest.raises(InputError, match="have a label for each row; got 4 of 12 without one"):
-        ProtoNetClassifier(effort=PLAIN).partial_fit(x, np.where(y == 0, -1, y))
+        ProtoNetClassifier().partial_fit(x, np.where(y == 0, -1, y))
     assert model.partial_fit(x[:1], [1], classes=9).classes_.tolist() == [0, 1, 2, 9]
-    signs = ProtoNetClassifier(effort=PLAIN).fit(x[y < 2], 2 * y[y < 2] - 1)
+    signs = ProtoNetClassifier().fit(x[y < 2], 2 * y[y < 2] - 1)
     assert signs.partial_fit(x[:1], [-1]).classes_.tolist() == [-1, 1]
     assert to_class_names(np.array([0.0, 1.0, 7.0])) == (0, 1, 7)
-    weighted = ProtoNetClassifier(effort=PLAIN, class_weight="balanced")
+    weighted = ProtoNetClassifier(class_weight="balanced")
     rows = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y > 0)[::3]]
     expected = clone(weighted).fit(x[rows], y[rows]).predict_proba(x)
     assert np.array_equal(clone(weighted).partial_fit(x[rows], y[rows]).predict_proba(x), expected)
@@ -67,7 +64,7 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
 
 def test_partial_fit_changes_nothing_if_it_fails() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
-    model = ProtoNetClassifier(effort=PLAIN)
+    model = ProtoNetClassifier()
     with pytest.raises(InputTypeError, match="be all text or all numbers"):
         model.partial_fit(x, y, classes=["ant"])
     with pytest.raises(NotFittedError):
@@ -82,27 +79,19 @@ def test_partial_fit_changes_nothing_if_it_fails() -> None:
 def test_errors_name_arguments_of_the_estimator() -> None:
     x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
     with pytest.raises(InputError, match="`X` must lie within the range of float32"):
-        ProtoNetClassifier(effort=PLAIN).fit(x.astype(float) * 1e200, y)
+        ProtoNetClassifier().fit(x.astype(float) * 1e200, y)
     for weights, message in (({"1": 2.0}, "'1'"), ({0: 1.0, 1: 2.0, 7: 3.0}, "7")):
         with pytest.raises(
             InputError, match=f"`class_weight` must name classes of y; got {message}. The classes are 0"
         ):
-            ProtoNetClassifier(effort=PLAIN, class_weight=weights).fit(x, y)
+            ProtoNetClassifier(class_weight=weights).fit(x, y)
     every = dict.fromkeys(range(5), 1.0)  # of classes that may come later
-    assert len(ProtoNetClassifier(effort=PLAIN, class_weight=every).fit(x, y).classes_) == 3
+    assert len(ProtoNetClassifier(class_weight=every).fit(x, y).classes_) == 3
 
 
-@parametrize_with_checks([ProtoNetClassifier(effort=PLAIN)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([ProtoNetClassifier()])  # type: ignore[untyped-decorator]
 def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
-
-
-def test_the_default_effort_is_the_solvers() -> None:
-    x, y = load_iris(return_X_y=True)
-    fitted = ProtoNetClassifier().fit(x[::10], y[::10])
-    views = get_encoder(fitted.network_).iterate_views()
-    assert any(isinstance(view, TabularTransformerView) for view in views)  # "fast" has none
-    assert fitted.score(x, y) > 0.8
 
 
 def test_the_network_and_its_probabilities_equal_solve() -> None:
@@ -269,7 +258,7 @@ def test_states_are_validated_like_files() -> None:
 
 def test_other_libraries_store_estimators(tmp_path: Path) -> None:
     skops_io = pytest.importorskip("skops.io")
-    model = ProtoNetClassifier("fast").fit(X, NAMES)
+    model = ProtoNetClassifier().fit(X, NAMES)
     skops_io.dump(model, tmp_path / "m.skops")
     trusted = ["protonet.estimator.classifier.ProtoNetClassifier"]
     assert skops_io.get_untrusted_types(file=tmp_path / "m.skops") == trusted
@@ -342,7 +331,6 @@ def test_without_scikit_learn_the_error_says_what_to_install() -> None:
 @pytest.mark.parametrize(
     ("change", "labels", "weights", "message"),
     [
-        ({"effort": "slow"}, NAMES, None, "`effort` must be one of fast, default, best; got 'slow'"),
         ({"time_limit": -1}, NAMES, None, "`time_limit` must be a finite number >= 0; got -1"),
         ({}, NAMES, np.zeros(len(X)), "[Ss]ample.weight"),
         ({}, NAMES, -np.ones(len(X)), "Negative values in data passed to `sample_weight`"),

@@ -27,7 +27,7 @@ from protonet import load_model, save_model
 from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
 from protonet.files.metadata import TrainingMetadata
-from protonet.fit.search import EFFORTS
+from protonet.fit import solver
 from protonet.pipeline import TablePipeline
 from protonet.tables.frames import read_frame
 from tests.commands.cases import FAST, Run
@@ -39,7 +39,7 @@ Y = np.array(KINDS)[np.arange(N) % 3]
 
 
 def make(**options: Any) -> ProtoNetClassifier:
-    return ProtoNetClassifier(effort="fast", **options)
+    return ProtoNetClassifier(**options)
 
 
 def make_frame(seed: int = 0) -> pd.DataFrame:
@@ -71,15 +71,15 @@ def make_frame(seed: int = 0) -> pd.DataFrame:
 FRAME = make_frame()
 NEW = make_frame(1)
 with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(EFFORTS, "fast", PLAIN)
+    patch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
     FITTED = make().fit(FRAME, pd.Series(Y, name="kind"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def linear_views() -> Iterator[None]:
-    """Let the effort "fast" compare linear views only."""
+    """Let fits compare linear views only."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(EFFORTS, "fast", PLAIN)
+        patch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
         yield
 
 
@@ -117,7 +117,7 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     loaded = ProtoNetClassifier.load(model)
     assert loaded.feature_names_in_.tolist() == ["height", "bark", "evergreen", "seen", "notes", "rings", "zone"]
     assert loaded.columns_ == {name: FITTED.columns_[name] for name in loaded.feature_names_in_}
-    assert (loaded.effort, loaded.random_state) == ("fast", seed)
+    assert loaded.random_state == seed
     loaded.save(tmp_path / "again.protonet")
     fields = [TablePipeline.load(path).metadata.to_json().keys() for path in (model, tmp_path / "again.protonet")]
     assert fields[0] - fields[1] == {"cross_validation", "known_scores"}
@@ -341,7 +341,7 @@ def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) ->
     assert load_model(path).metadata.label_column == "label_"
     FITTED.save(path)
     model = load_model(path)
-    odd = TrainingMetadata(effort="another", seed=-1, column_descriptions={"height": "tall"})
+    odd = TrainingMetadata(seed=-1, column_descriptions={"height": "tall"})
     save_model(tmp_path / "odd.safetensors", replace(model, metadata=odd))
     loaded = ProtoNetClassifier.load(tmp_path / "odd.safetensors")
     assert loaded.get_params() == ProtoNetClassifier().get_params()
@@ -382,7 +382,7 @@ def make_objects() -> tuple[np.ndarray, np.ndarray]:
 
 def test_arrays_of_objects_may_hold_text() -> None:
     x, y = make_objects()
-    model = ProtoNetClassifier(effort="fast").fit(x, y)
+    model = ProtoNetClassifier().fit(x, y)
     assert model.score(x, y) == 1
     assert model.n_features_in_ == 3
     assert model.columns_["x0"] == "category: blue, green, red"
@@ -537,11 +537,11 @@ def test_class_weights_are_sample_weights() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [40, 8])
     x = rng.normal(size=(48, 2)) + 0.8 * y[:, None]
-    expected = ProtoNetClassifier(effort="fast").fit(x, y, np.array([0.6, 3.0])[y]).predict_proba(x)
-    model = ProtoNetClassifier(effort="fast", class_weight="balanced").fit(x, y)
+    expected = ProtoNetClassifier().fit(x, y, np.array([0.6, 3.0])[y]).predict_proba(x)
+    model = ProtoNetClassifier(class_weight="balanced").fit(x, y)
     np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
     with pytest.raises(InputError, match="`class_weight` must be "):
-        ProtoNetClassifier(effort="fast", class_weight="even").fit(x, y)
+        ProtoNetClassifier(class_weight="even").fit(x, y)
 
 
 def test_labels_of_pandas_integers_stay_exact() -> None:

@@ -262,7 +262,7 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
     rates = []
     for seed in range(4):
         x, y = blobs(seed, rows=60, noise=0.8)
-        solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
+        solution = fit_solution([(x[:50], y[:50])], search=PLAIN)
         cv = cross_validate(solution)
         scores = calibrate_known_scores(score_known_class_of_held_out_rows(cv), float(cv.known_score_offset))
         threshold = rejection_threshold(scores, 0.1)

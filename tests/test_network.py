@@ -246,7 +246,7 @@ def make_scaled_problem(scale: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("scale", ["huge", "mixed", "offset"])
 def test_reduced_precision_changes_probabilities_by_rounding_alone(scale: str) -> None:
     x, y = make_scaled_problem(scale)
-    network = solve((x, y), effort="fast")
+    network = solve((x, y))
     with torch.no_grad():
         expected = network(x).softmax(dim=1)
         result = {}
@@ -395,7 +395,7 @@ def test_a_source_of_several_views_is_evaluated_and_listed_once() -> None:
 
 
 def test_a_caller_can_have_rows_checked() -> None:
-    network = solve([blobs(0)], effort="fast")
+    network = solve([blobs(0)])
     x = blobs(0)[0].clone()
     assert torch.equal(network(x, check=True), network(x))
     x[3, 2] = math.nan

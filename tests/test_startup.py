@@ -16,7 +16,6 @@ from protonet import files
 from protonet.commands import arguments, options
 from protonet.commands.arguments import COMMANDS
 from protonet.errors import DISTRIBUTION_NAME, InputError, installed_version
-from protonet.fit.search import EFFORTS
 from protonet.fit.solver import TIME_LIMIT
 from solution.pack import ROOT
 
@@ -83,7 +82,6 @@ ERRORS = [
     ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
     ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
     ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
-    ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
     ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),
     ("protonet fit t.csv -o plain/m.safetensors", "`--output` must be a file that can be written"),
     ("protonet.episodes --preset none", "`--preset` must be one of "),
@@ -143,7 +141,6 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
 
 
 def test_constants_for_parsers_equal_those_of_the_library(tmp_path: Path) -> None:
-    assert tuple(EFFORTS) == options.EFFORT_NAMES
     assert options.DEFAULT_TIME_LIMIT_SECONDS == TIME_LIMIT
     with pytest.raises(InputError) as light:
         arguments.check_model_path(tmp_path / "none", "path")

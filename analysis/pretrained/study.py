@@ -65,7 +65,7 @@ def add_options(parser: runner.StudyParser) -> None:
     parser.add_option("--shots", "0,1,5,20", text, partial(runner.parse_integers, low=0))
     parser.add_int_option("--splits", 3, "splits of each set")
     parser.add_int_option("--tests", 600, "rows that are judged, at the most")
-    parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
+    parser.add_option(f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
     parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
     parser.add_state_options()
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
     )
     rows = [{"takes": read[run.dataset].modality, **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(items.classes) for name, items in read.items()}
-    note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
+    note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), search=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (measure.TFIDF, measure.SETFIT)}
     note += "".join(text for name, text in OPTIONAL_NOTES.items() if notes[name])

@@ -82,7 +82,7 @@ def predict_with_protonet(split: MixedSplit, effort: str | ModelSearch = "defaul
         options = FitOptions(table=train, label="class of the row", representation=["none"])
         data = encode_table(options, read_table_rows(options))
         blocks = None if data.encoding is None else data.encoding.feature_block_indices
-        network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
+        network = fit_solution([(data.x, data.y)], search=effort, column_indices=blocks).network
         table = open_table(test, ReadSpec(label_column="class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
@@ -153,7 +153,7 @@ Method = Callable[[MixedSplit], PredictionOutcome]  #: Fits to the labelled rows
 PROTONET_METHODS: dict[str, Method] = {
     "left-out": lambda split: predict_with_protonet(split, ModelSearch(prior=load_left_out_prior(MIXED_PRIOR_NAME))),
     "ours": predict_with_protonet,
-    "fast": functools.partial(predict_with_protonet, effort="fast"),
+    "fast": functools.partial(predict_with_protonet),
 }
 TREE_GRID = {"max_features": ["sqrt", 0.5]}
 PIPELINES: dict[str, Method] = {

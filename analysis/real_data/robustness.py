@@ -88,7 +88,7 @@ def fit_protonet(
     x: np.ndarray, y: np.ndarray, effort: str | ModelSearch = "default", metadata: dict[str, Any] | None = None
 ) -> Predictor:
     """Fit a prototype network to rows (n, dim) and classes (n,) by ``solve``."""
-    network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
+    network = solve_with([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, search=effort)
 
     def predict(rows: np.ndarray) -> PredictionOutcome:
         with torch.no_grad():
@@ -152,7 +152,7 @@ def run_method(run: MethodRun) -> dict[str, float]:
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
     if run.method == "left-out":
-        fit = functools.partial(fit_protonet, effort=ModelSearch(prior=load_left_out_prior(run.dataset)))
+        fit = functools.partial(fit_protonet, search=ModelSearch(prior=load_left_out_prior(run.dataset)))
     started = time.perf_counter()
     predictor = fit(split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started

@@ -283,7 +283,6 @@ def _make_metadata(
     extra = [name for name in (options.group, options.id) if name is not None]
     return TrainingMetadata(
         label_column=options.label or "label",
-        effort=options.effort,
         seed=options.seed,
         sample_counts=tuple(counts),
         group_column=options.group,

@@ -131,7 +131,6 @@ def train(options: FitOptions, rows: TableRows) -> None:
             model, solution = TablePipeline.fit(
                 data,
                 unlabelled=unlabelled or None,
-                effort=options.effort,
                 time_limit=TIME_LIMIT if limit is None else max(0.0, remaining),
                 seed=options.seed,
                 progress=partial(show_part_progress, 0),

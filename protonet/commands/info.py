@@ -17,7 +17,6 @@ from protonet.ui import text
 #: The heading in the printed text of each option of ``fit`` in the result of `describe_model`.
 FIT_OPTION_HEADINGS = {
     "label": "label",
-    "effort": "effort",
     "seed": "seed",
     "time_limit": "time limit, s",
     "group": "groups by",
@@ -57,7 +56,6 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "column_types": text.format_column_types(header["columns"], header["column_summaries"]),
         "dropped": list(metadata.dropped_columns),
         "label": metadata.label_column,
-        "effort": metadata.effort,
         "seed": metadata.seed,
         "time_limit": metadata.time_limit,
         "group": metadata.group_column,

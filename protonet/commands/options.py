@@ -17,12 +17,12 @@ from protonet.errors import raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.ui.command_line import check_known_name, parse_finite_number, parse_integer
+from protonet.ui.command_line import parse_finite_number, parse_integer
 
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
-#: Copies of the names in `protonet.fit.search.EFFORTS` and of `protonet.fit.solver.TIME_LIMIT`, in seconds.
-EFFORT_NAMES, DEFAULT_TIME_LIMIT_SECONDS = ("fast", "default", "best"), 900.0
+#: A copy of `protonet.fit.solver.TIME_LIMIT`, in seconds.
+DEFAULT_TIME_LIMIT_SECONDS = 900.0
 
 OptionsT = TypeVar("OptionsT")
 
@@ -188,11 +188,6 @@ class FitOptions(ResultOptions):
     label: str | None = column_option(f"the column of the labels (default: {DEFAULT_LABEL_COLUMN})")
     output: Path | None = option(
         "the model file to write, .protonet (default: print the results only)", None, "-o", suffixes=MODEL_SUFFIXES
-    )
-    effort: str = option(
-        f"how many models to compare: {', '.join(EFFORT_NAMES)}",
-        "default",
-        parse=lambda name, text: check_known_name(name, text, EFFORT_NAMES),
     )
     time_limit: float | None = option(
         f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT_SECONDS:.0f} for training alone)",

@@ -38,7 +38,7 @@ from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.diagnostics import embed_rows
 from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.names import describe_class_names, embed_class_names
-from protonet.fit.search import EFFORTS, ModelSearch, ignore_progress
+from protonet.fit.search import ignore_progress
 from protonet.fit.solver import TIME_LIMIT
 from protonet.fit.training_set import UnlabelledSamples, append_class_names
 from protonet.fit.uninformative import format_uninformative_note, pad_class_counts
@@ -60,8 +60,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     The feature maps of the embedding are selected and weighted by cross-validation; see `protonet.solve`.
 
     Args:
-        effort: "fast" trains no MLP, "default" trains MLPs if there are many rows, "best" compares more models and
-            trains longer; or a `protonet.fit.search.ModelSearch` that lists the models to compare.
         time_limit: Maximum time of ``fit`` in seconds, >= 0.
         random_state: Seed of the initial weights and episodes of MLPs, the only random choices: an int, a
             ``RandomState``, or None for another seed in each call.
@@ -97,7 +95,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def __init__(
         self,
-        effort: str | ModelSearch = "default",
         *,
         time_limit: float = TIME_LIMIT,
         random_state: object = 0,
@@ -106,7 +103,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         class_weight: str | Mapping[Any, float] | None = None,
         verbose: bool = False,
     ) -> None:
-        self.effort = effort
         self.time_limit = time_limit
         self.random_state = random_state
         self.column_kinds = column_kinds
@@ -137,7 +133,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: No row is labelled, there is one class only, labels have fractions, no column is useful, two
                 columns have the same name, column_kinds do not match, no weight is positive, all rows of a class are
-                in one group, or the effort is unknown.
+                in one group.
             ValueError: scikit-learn rejects the arguments, for example because a number is infinite.
             MissingPackageError: The data frame is not of pandas, and pyarrow is not installed.
         """
@@ -259,12 +255,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         progress = print_stages(self) if self.verbose else ignore_progress
         with renamed_arguments(train_loader="X"):
             pipeline, solution = TablePipeline.fit(
-                rows,
-                unlabelled=unlabelled,
-                effort=self.effort,
-                time_limit=self.time_limit,
-                seed=seed,
-                progress=progress,
+                rows, unlabelled=unlabelled, time_limit=self.time_limit, seed=seed, progress=progress
             )
         if self.verbose:
             print(format_view_influences(solution.view_influences), end="")
@@ -404,10 +395,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
                 representation is not that of ``fit``.
         """
         pipeline = TablePipeline.load(_locate_model_file(path), writer="save_model").without_cross_validation()
-        effort, seed = pipeline.metadata.effort, pipeline.metadata.seed
-        effort = effort if effort in EFFORTS else "default"
+        seed = pipeline.metadata.seed
         seed = seed if seed is not None and 0 <= seed < 2**32 else 0
-        estimator = cls(effort, random_state=seed, representation=representation)
+        estimator = cls(random_state=seed, representation=representation)
         order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
         pipeline.network.double().arrange_classes(torch.tensor(order))
         estimator._pipeline = estimator._load_encoders(pipeline)

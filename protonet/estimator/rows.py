@@ -75,7 +75,6 @@ def prepare_labelled_rows(
         frame_encoding=encoding,
         metadata=TrainingMetadata(
             **frames.describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
-            effort=estimator.effort if isinstance(estimator.effort, str) else None,
             seed=estimator.random_state if isinstance(estimator.random_state, int) else None,
         ),
     )

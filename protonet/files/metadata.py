@@ -30,7 +30,6 @@ class TrainingMetadata:
     """How a model was trained, and what its training table was like; fields that are not known have their default."""
 
     label_column: str = "label"  #: The name of the column of labels.
-    effort: str | None = None  #: The search effort.
     seed: int | None = None  #: The seed of the fit.
     time_limit: float | None = None  #: The time limit of the fit in seconds.
     balanced: bool = False  #: Whether all classes had equal weight.

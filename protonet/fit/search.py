@@ -85,6 +85,10 @@ class ModelSearch:
         return replace(self, families=tuple(family for family in self.families if type(family) is not family_type))
 
 
+#: The search space of `protonet.solve`, the estimator and the commands.
+DEFAULT_SEARCH = ModelSearch()
+
+
 class UnlabelledWeights(NamedTuple):
     """The weights of unlabelled rows in a fit, and the temperature of the network fitted to all rows."""
 

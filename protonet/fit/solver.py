@@ -18,6 +18,7 @@ from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit import networks
 from protonet.fit.search import (
+    DEFAULT_SEARCH,
     SEARCH_PROGRESS_FRACTION,
     FitProgress,
     ModelSearch,
@@ -44,7 +45,7 @@ from protonet.views.view import CPU
 PARAM_LIMIT = 500_000
 #: Default time limit of `solve` in seconds: well below the hour of the contest.
 TIME_LIMIT = 900.0
-#: Without ``param_limit``, `fit_solution` at the default effort trains MLPs only with this mean number of rows a class.
+#: Without ``param_limit``, `fit_solution` trains MLPs only with this mean number of rows a class.
 MIN_MLP_ROWS_PER_CLASS = 100
 #: Fraction of the time limit that the selection may take; the remainder is for the final fit.
 SELECTION_TIME_FRACTION = 0.6
@@ -186,7 +187,7 @@ def fit_solution(
     metadata = _parse_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    is_default, search = search is None, (search or ModelSearch()).with_spans(column_spans)
+    is_default, search = search is None, (search or DEFAULT_SEARCH).with_spans(column_spans)
     if progress is not None and not callable(progress):
         got, constraint = type(progress).__name__, "be a function of a stage and a share"
         raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)

@@ -123,7 +123,7 @@ class JobRunner:
         folder = self.folder
         labels, metrics = folder / self.options.output.name, folder / "metrics.json"
         if job.kind == "results":
-            commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
+            commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html")]
         else:
             commands = self.list_export_commands(labels, table_path, folder)
             for file, _ in EXPORTED_FILES.values():

@@ -356,12 +356,12 @@ def embed_or_standardize(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
 
 
 def fit_network_to_labels(x: Tensor, y: Tensor, num_classes: int, column_indices: Tensor | None) -> PrototypeNetwork:
-    """Fit a network to rows (n, dim) and class indices (n,) of at least two classes, with effort "fast".
+    """Fit a network to rows (n, dim) and class indices (n,) of at least two classes.
 
     ``column_indices`` (dim,) has the index of the column that each feature encodes; None if features are columns.
     """
     metadata = {"num_classes": num_classes}
-    return fit_solution([(x, y)], None, metadata, MAX_REFIT_SECONDS, "fast", column_indices=column_indices).network
+    return fit_solution([(x, y)], None, metadata, MAX_REFIT_SECONDS, column_indices=column_indices).network
 
 
 #: Maximal number of uploaded rows, and of characters of an uploaded text.

@@ -59,7 +59,8 @@ class DensitySpec:
         """Fit the densities in closed form; the output of the view is ``num_classes`` probabilities."""
         source = require_linear_map(source)
         tensors = self.fit_densities(rows, source).tensors
-        config = DensityConfig(*tensors["centres"].shape, rows.num_classes, self.per_row)
+        count, dim = tensors["centres"].shape
+        config = DensityConfig(count, dim, rows.num_classes, self.per_row)
         return DensityView(config, source, tensors)
 
     def fit_densities(self, rows: TrainingRows, source: LinearMap) -> FittedDensities:
@@ -138,7 +139,8 @@ def _fit_gaussians(rows: TrainingRows, source: LinearMap) -> FittedDensities:
         factor, variance = predict(sums_left, n - 1, pseudo, shrink)
         distance = (z - factor[:, None] * means_left).square().sum(dim=1)
         own = -distance / (2 * variance) - dim / 2 * variance.log()
-        return logits.scatter_(1, labels[:, None], own[:, None])
+        densities: Tensor = logits.scatter_(1, labels[:, None], own[:, None])
+        return densities
 
     settings = [(pseudo, shrink) for pseudo in pseudo_counts for shrink in (False, True)]
     best, exponent, loss = _choose((leave_one_out(*setting) for setting in settings), labels, counts)
@@ -221,6 +223,8 @@ class DensityView(View):
     curvature: Tensor  #: (components,) buffer.
     offset: Tensor  #: (components,) buffer.
     exponent: Tensor  #: 0-d buffer, >= 0.
+    indicators: Tensor  #: (components, classes), 1 for the class of a component, else 0.
+    missing: Tensor  #: (classes,) bool: whether a class has no component.
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""

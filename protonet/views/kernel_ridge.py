@@ -142,24 +142,23 @@ class KernelRidgeFamily(ViewFamily):
         """Choose the bandwidth, then the ridge penalty, of least log-loss of rows that are left out one at a time."""
         # Maximum number of rows for this choice, from all classes; a matrix of this size is inverted for each setting.
         max_rows = 512
-        settings = [replace(view, bandwidth=self.bandwidths[0], ridge=self.ridge_penalties[0])]
         if len(self.bandwidths) == len(self.ridge_penalties) == 1:
-            return settings[0]
+            return replace(view, bandwidth=self.bandwidths[0], ridge=self.ridge_penalties[0])
         by_class = evaluator.rows.labels.argsort(stable=True)
         rows = evaluator.rows.select(by_class[select_evenly(len(by_class), max_rows).to(by_class.device)])
         # The rows without shifted copies: these would have to be left out together.
-        regression = _KernelRegression(replace(view, use_shifts=False), require_linear_map(view.source.fit(rows).source), rows)
-        sizes = evaluator.sizes
+        source = require_linear_map(view.source.fit(rows).source)
+        regression = _KernelRegression(replace(view, use_shifts=False), source, rows)
         weights = None if rows.weights is None else (rows.weights / rows.weights.mean()).cpu()
 
-        def best(bandwidths, ridges):
-            scores = regression.leave_one_out_cosines(bandwidths, ridges)
-            losses = compute_fitted_losses(scores, rows.labels.cpu(), sizes, weights).mean(dim=1)
-            return int(losses.argmin())
+        def find_best(bandwidths: Sequence[float], ridges: Sequence[float]) -> int:
+            cosines = regression.leave_one_out_cosines(bandwidths, ridges)
+            losses = compute_fitted_losses(cosines, rows.labels.cpu(), evaluator.sizes, weights)
+            return int(losses.mean(dim=1).argmin())
 
-        middle = self.ridge_penalties[1 : 2]
-        bandwidth = self.bandwidths[best(self.bandwidths, middle)]
-        ridge = self.ridge_penalties[best([bandwidth], self.ridge_penalties)]
+        small_ridge = self.ridge_penalties[(len(self.ridge_penalties) - 1) // 2]
+        bandwidth = self.bandwidths[find_best(self.bandwidths, [small_ridge])]
+        ridge = self.ridge_penalties[find_best([bandwidth], self.ridge_penalties)]
         return replace(view, bandwidth=bandwidth, ridge=ridge)
 
 
@@ -272,9 +271,7 @@ class KernelRidgeView(View):
 class _KernelRegression:
     """Kernel ridge regression of class indicators, with distances that are computed once for several settings."""
 
-    def __init__(
-        self, view: KernelRidgeSpec, source: LinearMap, rows: TrainingRows
-    ) -> None:
+    def __init__(self, view: KernelRidgeSpec, source: LinearMap, rows: TrainingRows) -> None:
         # Maximum number of rows from which the median distance is computed.
         max_median_rows = 4 * MAX_CHUNK_ROWS
         # A squared distance below this times the mean is a rounding error, or the distance of a unit to itself.
@@ -340,12 +337,14 @@ class _KernelRegression:
         Source: Allen, "The relationship between variable selection and data augmentation" (1974): the residual of a
             row that is left out is its residual divided by one minus its leverage.
         """
-        jitter = 1e-6
-        n, kernels = len(self.distances), torch.exp(-self.distances / (self.distances.new_tensor(bandwidths)[:, None, None] * self.median))
+        # Smallest diagonal of an inverse: a row with equal rows of another class may have less by rounding.
+        min_diagonal = 1e-6
+        widths = self.median * self.distances.new_tensor(bandwidths)[:, None, None]
+        n, kernels = len(self.distances), torch.exp(-self.distances / widths)
         penalty = torch.diag(1 / self.weights[:, 0]).to(kernels)
         systems = (kernels[:, None] + kernels.new_tensor(ridges)[:, None, None] * penalty).flatten(0, 1)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(systems)[0])
         targets = self._class_indicators(torch.arange(n, device=kernels.device))
-        scores = targets - inverse @ targets / inverse.diagonal(dim1=1, dim2=2)[:, :, None].clamp_min(jitter)
+        scores = targets - inverse @ targets / inverse.diagonal(dim1=1, dim2=2)[:, :, None].clamp_min(min_diagonal)
         ideal = torch.eye(self.num_classes, dtype=torch.float64, device=kernels.device) - self.target_means
         return (F.normalize(scores.nan_to_num(), dim=2) @ F.normalize(ideal, dim=1).T).to("cpu", torch.float32)

@@ -225,6 +225,8 @@ def load_checked_weights(checksum: int) -> np.ndarray:
 MAX_COLUMNS = 64
 #: Maximum number of labelled rows: with more, other views are as good and faster.
 TABULAR_MAX_LABELLED_ROWS = 1000
+
+
 @dataclass(frozen=True)
 class TabularTransformerFamily(ViewFamily):
     """A tabular transformer view, which is evaluated if the rows are those of a small table with columns of categories.
@@ -301,7 +303,8 @@ class TabularTransformerView(View):
         """Validate the tensors of a file, including class and column indices and the pretrained weights."""
         super().check(tensors, prefix)
         classes, blocks = tensors["classes"], tensors["blocks"]
-        raise_unless(bool(((classes >= 0) & (classes < N_CLASS_CODES)).all()), "a tabular transformer with invalid classes")
+        in_range = (classes >= 0) & (classes < N_CLASS_CODES)
+        raise_unless(bool(in_range.all()), "a tabular transformer with invalid classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
         raise_unless(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         raise_unless(int(blocks[0]) == 0 and int(blocks[-1]) < MAX_COLUMNS, "too many columns")

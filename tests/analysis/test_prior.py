@@ -36,10 +36,10 @@ from analysis.prior.tasks import (
     write_measured_task,
 )
 from analysis.real_data.sets import is_held_out_table, is_reported_table
-from protonet import solve
 from protonet.errors import InputError
 from protonet.fit.prior import WeightingPrior, deserialize_prior, load_published_prior, serialize_prior
 from protonet.fit.search import ModelSearch
+from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
 from protonet.views.tabular_transformer import N_NUMERIC_CHANNELS, CellEncoder
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES, WEIGHT_COUNT
@@ -84,7 +84,9 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
         prior = WeightingPrior().eval()
-    network = solve((torch.from_numpy(task.x), torch.from_numpy(task.y)), effort=ModelSearch(prior=prior))
+    network = fit_solution(
+        (torch.from_numpy(task.x), torch.from_numpy(task.y)), search=ModelSearch(prior=prior)
+    ).network
     assert isinstance(network, PrototypeNetwork)
     with torch.no_grad():
         logits = network(torch.from_numpy(task.test_x))

@@ -26,7 +26,7 @@ from analysis.shared.baselines import PredictionOutcome
 from analysis.shared.tables import group_by_dataset, write_csv
 from protonet.datasets import Dataset
 from protonet.embeddings.loading import ENCODER_PACKAGES
-from protonet.fit.search import EFFORTS
+from protonet.fit import solver
 from tests.analysis.conftest import Made, read_cells
 from tests.strategies import PLAIN
 
@@ -211,7 +211,7 @@ def name_predicted(outcome: PredictionOutcome, split: sets.MixedSplit) -> np.nda
 
 def test_ours_goes_by_the_files() -> None:
     split = make_split()
-    outcome = predict_with_protonet(split, effort="fast")
+    outcome = predict_with_protonet(split)
     assert (name_predicted(outcome, split) == split.test_labels).mean() > 0.9
     assert outcome.log_probabilities is not None
     assert np.allclose(np.exp(outcome.log_probabilities).sum(axis=1), 1)
@@ -272,8 +272,7 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for effort in ("default", "fast"):
-        monkeypatch.setitem(EFFORTS, effort, PLAIN)
+    monkeypatch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
     rng = np.random.default_rng(0)
     kinds = ["odd, one", "even"] * 40
     shifted = rng.normal(size=80) + 9 * (np.arange(80) % 2)
@@ -370,7 +369,7 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     write_texts(sets)
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    command = "--shots 0,5 --splits 1 --tests 8 --effort fast --representations words,none"
+    command = "--shots 0,5 --splits 1 --tests 8 --representations words,none"
     outputs = ["--markdown", "table.md", "--json", "rows.json", "--state", "state.jsonl"]
     assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0
     table = capsys.readouterr().out
@@ -398,7 +397,7 @@ def test_pictures_are_classified_by_folders_whose_names_predict_does_not_see(
         for index in range(8):
             pixels = generator.normal(colour, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{index}.png")
-    command = "pretrained sets --shots 0,4 --splits 1 --effort fast --representations none --state state.jsonl"
+    command = "pretrained sets --shots 0,4 --splits 1 --representations none --state state.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         assert main(command.split()) == 0

@@ -14,7 +14,7 @@ import pytest
 from protonet.__main__ import main
 
 #: Options of the fastest fit to a table whose label column is `kind`.
-FAST = ("--label", "kind", "--effort", "fast")
+FAST = ("--label", "kind")
 
 
 class Run:

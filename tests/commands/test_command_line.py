@@ -48,14 +48,14 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def network() -> PrototypeNetwork:
-    return solve([(X, Y)], effort="fast")
+    return solve([(X, Y)])
 
 
 class TestFit:
     def test_summary_and_model(self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, run: Run) -> None:
         output = tmp_path / "new" / "model.safetensors"
         printed = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
-        metrics = measure_cross_validation(cross_validate(fit_solution([(X, Y)], effort="fast")))
+        metrics = measure_cross_validation(cross_validate(fit_solution([(X, Y)])))
         assert printed.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
         assert f"| this model          | {100 * metrics.accuracy:.2f} " in printed
         assert "| raw cosine " in printed
@@ -85,7 +85,7 @@ class TestFit:
         x, y = blobs(0, classes=4, rows=20, dim=8, noise=2.0)
         np.savez(tmp_path / "t.npz", x=x, y=y)
         path = tmp_path / "m.safetensors"
-        output = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
+        output = run("fit", tmp_path / "t.npz", "--time-limit", "1e-9", "-o", path)
         metadata = load_model(path).metadata
         assert (metadata.time_limit, (metadata.cross_validation or {})["rows"], len(metadata.view_influences)) == (
             1e-9,

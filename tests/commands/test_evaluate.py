@@ -32,7 +32,7 @@ NAMES = ("ant", "bee, wild", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 
 
 def write_model(path: Path, classes: Sequence[str | int]) -> str:
-    network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)], effort="fast")
+    network = solve([blobs(0, classes=len(classes), rows=4, dim=3, noise=1.5)])
     facts = TrainingMetadata(label_column="kind")
     model = Model(network=network, classes=tuple(classes), columns=("a", "b", "c"), metadata=facts)  # type: ignore[arg-type]
     save_model(path, model)
@@ -161,7 +161,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def network(data: tuple[Tensor, Tensor]) -> PrototypeNetwork:
-    return solve([data], effort="fast")
+    return solve([data])
 
 
 def write_model_of(path: Path, network: PrototypeNetwork, facts: TrainingMetadata, names: Any = ("a", "b", "c")) -> str:
@@ -183,7 +183,7 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
     assert facts["classes"] == [{"name": f"class {index}", "samples": 4} for index in range(3)]
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
     assert facts["dropped"] == ["owner", "name", "note"]
-    fitted = [facts[name] for name in ("label", "effort", "seed", "time_limit", "group", "groups", "id")]
+    fitted = [facts[name] for name in ("label", "seed", "time_limit", "group", "groups", "id")]
     assert fitted == ["kind", "fast", 7, 900, "owner", len(set(groups)), "name"]
     assert facts["parameters"] == model.network.count_parameters()
     assert facts["buffer_elements"] == model.network.count_buffer_elements()

@@ -63,7 +63,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of 40 columns without names and without held-out rows."""
     path = tmp_path_factory.mktemp("bare") / "m.safetensors"
-    network = solve([blobs(0, classes=3, rows=3, dim=40)], effort="fast")
+    network = solve([blobs(0, classes=3, rows=3, dim=40)])
     save_model(path, Model(network=network, classes=(5, 6, 7)))
     return str(path)
 

@@ -20,7 +20,7 @@ from protonet.commands.folder import FileTask
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from protonet.files.metadata import TrainingMetadata
-from protonet.fit.search import EFFORTS
+from protonet.fit import solver
 from tests.commands.cases import Run, do
 from tests.commands.conftest import FAST_SEARCH
 from tests.commands.servers import start_command
@@ -47,8 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     columns = dict(zip(COLUMNS, x.T, strict=True)) | {"label": np.array(["ant", "bee", "cat"])[labels]}
     parquet.write_table(pa.table(columns), folder / "train.parquet")
     with pytest.MonkeyPatch.context() as patch:  # slow views, so that the blows come before the end
-        patch.setitem(EFFORTS, "fast", FAST_SEARCH)
-        do("fit", folder / "train.parquet", "-o", folder / "m.safetensors", "--effort", "fast")
+        patch.setattr(solver, "DEFAULT_SEARCH", FAST_SEARCH)
+        do("fit", folder / "train.parquet", "-o", folder / "m.safetensors")
     return folder / "m.safetensors"
 
 

@@ -32,7 +32,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pictures")
     write_folders(root / "train", per_class=6)
     write_folders(root / "test", per_class=4, first=20)
-    do("fit", root / "train", "-o", root / "m.safetensors", "--effort", "fast")
+    do("fit", root / "train", "-o", root / "m.safetensors")
     return root
 
 
@@ -84,7 +84,7 @@ def test_a_column_of_a_table_may_hold_pictures(fitted: Path, tmp_path: Path, run
     lines = [f"{path},{index % 3}.5,{path.parent.name}" for index, path in enumerate(paths)]
     table.write_text("\n".join(["photo,size,kind", *lines]) + "\n")
     model = tmp_path / "m.safetensors"
-    run("fit", table, "--label", "kind", "--column-type", "photo=picture", "-o", model, "--effort", "fast")
+    run("fit", table, "--label", "kind", "--column-type", "photo=picture", "-o", model)
     assert load_model(model).columns == ("photo", "size")
     rows = run.read_rows("predict", model, table)
     assert [row["class"] for row in rows] == [path.parent.name for path in paths]
@@ -99,7 +99,7 @@ def test_a_broken_picture_is_named_or_skipped(fitted: Path, tmp_path: Path, run:
     assert str(broken) in error
     assert "--skip-broken" in error
     assert not model.exists()
-    result = run("fit", tmp_path / "some", "-o", model, "--skip-broken", "--effort", "fast")
+    result = run("fit", tmp_path / "some", "-o", model, "--skip-broken")
     assert f"1 of 8 pictures cannot be read: {broken}" in result
     assert "7 samples" in result
     output = tmp_path / "out.csv"
@@ -116,7 +116,7 @@ def test_every_command_accepts_names_that_are_not_utf8(tmp_path: Path, run: Run)
     (root / "cross").rename(root / os.fsdecode(b"kr\xe4he"))
     (root / "disc" / "3.jpg").rename(root / "disc" / os.fsdecode(b"caf\xe9\x1b.jpg"))
     model, predicted, suggested = (tmp_path / name for name in ("m.safetensors", "p.csv", "ask.csv"))
-    output = run("fit", root, "-o", model, "--effort", "fast")
+    output = run("fit", root, "-o", model)
     assert "7 paths not in UTF-8" in output
     assert [item["name"] for item in json.loads(run("info", model, "--json"))["classes"]] == ["disc", "kr\\xe4he"]
     run("predict", model, root, "-o", predicted)
@@ -153,7 +153,7 @@ def test_a_split_is_read_on_request(fitted: Path, tmp_path: Path, run: Run) -> N
     model = tmp_path / "m.safetensors"
     assert "Pass --split train" in run("fit", fitted, "-o", model, code=2)
     assert not model.exists()
-    run("fit", fitted, "--split", "training", "-o", model, "--effort", "fast")
+    run("fit", fitted, "--split", "training", "-o", model)
     assert run("predict", model, fitted / "test") == run("predict", fitted / "m.safetensors", fitted / "test")
     assert run("predict", model, fitted, "--split", "test") == run("predict", model, fitted / "test")
     assert "8 rows" in run("evaluate", model, fitted, "--split", "test")
@@ -168,7 +168,7 @@ def test_pictures_are_checked_before_the_fit(tmp_path: Path, run: Run, monkeypat
     (root / "none").mkdir()
     model = tmp_path / "m.safetensors"
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns
-    output = run("fit", root, "-o", model, "--effort", "fast")
+    output = run("fit", root, "-o", model)
     assert "warning: 1 picture in more than one class" in output
     assert "1 class folder without a file: none" in output
     assert "1 .heic (disc/a.heic)" in output
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_one_line(fitted: Path, tmp_path: Path, run: Run) -
     table.write_text("a,b,label\n" + "".join(f"{n},{n % 3},{'xy'[n % 2]}\n" for n in range(12)))
     np.save(tmp_path / "x.npy", np.zeros((3, 4)))
     of_table = tmp_path / "table.safetensors"
-    run("fit", table, "-o", of_table, "--effort", "fast")
+    run("fit", table, "-o", of_table)
     tables = tmp_path / "tables"
     tables.mkdir()
     (tables / "a.parquet").touch()
@@ -215,7 +215,7 @@ def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path
     network = make_backbone("conv", 784, torch.Generator().manual_seed(0)).eval()
     exported = export(network, tmp_path / "conv.pt2", 2, 784)
     model, test = tmp_path / "p.safetensors", fitted / "test"
-    run("fit", fitted / "train", "--representation", exported, "-o", model, "--effort", "fast")
+    run("fit", fitted / "train", "--representation", exported, "-o", model)
     predicted = run("predict", model, test, "--representation", exported)
     right = [of_table["class"] == Path(of_table["picture"]).parent.name for of_table in read_table(predicted)]
     assert sum(right) >= 7

@@ -338,7 +338,7 @@ def test_errors(
 
 
 def test_the_estimator_suggests_the_same_rows() -> None:
-    model = ProtoNetClassifier(effort="fast").fit(X[:12].numpy(), np.array(NAMES)[Y[:12]])
+    model = ProtoNetClassifier().fit(X[:12].numpy(), np.array(NAMES)[Y[:12]])
     chosen = model.suggest(X[12:].numpy(), 5)
     assert chosen == suggest_rows(model.network_, X[12:].double(), 5, model.classes_.tolist())
     with pytest.raises(ValueError, match=r"`n` must be a whole number in \[1, 30\]; got 31\. Ask for at most 30"):

@@ -65,9 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "pictures" / name / f"{index}.png")
     do("fit", folder / "mixed.csv", *FAST, "-o", folder / "mixed.safetensors")
-    do("fit", folder / "arrays.npz", "--effort", "fast", "-o", folder / "arrays.safetensors")
+    do("fit", folder / "arrays.npz", "-o", folder / "arrays.safetensors")
     pictures = ["--representation", "none", "-o", folder / "pictures.safetensors"]
-    do("fit", folder / "pictures", "--effort", "fast", *pictures)
+    do("fit", folder / "pictures", *pictures)
     return folder
 
 

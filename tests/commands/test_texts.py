@@ -41,7 +41,7 @@ TEXTS_OF_CLASS = {
 }
 TEXTS = {name: texts.split("; ") for name, texts in TEXTS_OF_CLASS.items()}
 NAMES = list(TEXTS)
-FAST = ("--representation", "words", "--effort", "fast")
+FAST = ("--representation", "words")
 
 
 def write_table(
@@ -236,7 +236,7 @@ def make_frame(path: Path) -> tuple[Any, list[str]]:
 
 def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
     (x, y), (test, expected) = make_frame(fitted / "train.csv"), make_frame(fitted / "test.csv")
-    estimator = ProtoNetClassifier("fast", representation="words").fit(x, y)
+    estimator = ProtoNetClassifier(representation="words").fit(x, y)
     probabilities = estimator.predict_proba(test)
     assert (estimator.predict(test) == expected).mean() >= 0.9
     assert estimator.columns_["text"].startswith("text by words (24143450)")
@@ -249,7 +249,7 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     predicted = read_table(run("predict", path, fitted / "test.csv"))
     assert [row["class"] for row in predicted] == estimator.predict(test).tolist()
     assert run.count_samples(path) == [4] * 5
-    few = ProtoNetClassifier("fast", representation="words")
+    few = ProtoNetClassifier(representation="words")
     few.fit(*make_frame(write_table(tmp_path / "1.csv", slice(0, 1)))).save(path)
     assert few.network_.counts.tolist() == [3] * 5
     assert run.count_samples(path) == [1] * 5
@@ -257,7 +257,7 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     ProtoNetClassifier.load(path).save(path)
     assert run.count_samples(path) == [1] * 6
     with pytest.raises(ValueError, match=r"^`representation` must be auto, none, or one of"):
-        ProtoNetClassifier("fast", representation="wordz").fit(x, y)
+        ProtoNetClassifier(representation="wordz").fit(x, y)
 
 
 def test_an_unreadable_text_gets_the_class_frequencies(fitted: Path, tmp_path: Path, run: Run) -> None:

@@ -227,7 +227,7 @@ def test_an_informative_missing_cell_is_used(tmp_path: Path, run: Run) -> None:
 def test_the_estimator_warns_and_predicts_frequencies(tmp_path: Path) -> None:
     frame = make_uninformative()
     x, y = frame[["size", "city"]].astype({"size": float}), frame["kind"]
-    estimator = ProtoNetClassifier(effort="fast").fit(x, y)
+    estimator = ProtoNetClassifier().fit(x, y)
     rows = pd.DataFrame({"size": [np.nan, 9.5, np.nan], "city": [None, "Rome", "Paris"]})
     estimator.save(tmp_path / "model.safetensors")
     for item in (estimator, ProtoNetClassifier.load(tmp_path / "model.safetensors")):

@@ -123,7 +123,7 @@ def test_what_the_guide_says_of_columns_is_what_fit_says(work: Path, capsys: pyt
     page = (ROOT / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
     table, expected = re.findall(r"```text\n(.*?)```", page, re.DOTALL)[:2]
     assert (work / "pictures.csv").read_text(encoding="utf-8").startswith(table.removesuffix("...\n"))
-    assert library.main(["fit", "pictures.csv", "--label", "kind", "--effort", "fast"]) == 0
+    assert library.main(["fit", "pictures.csv", "--label", "kind"]) == 0
     sizes = r"\d+ (?=features|directions|words)"  # these change with every rule of text and categories
     assert re.sub(sizes, "", capsys.readouterr().out).startswith(re.sub(sizes, "", expected))
 

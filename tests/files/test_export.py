@@ -18,7 +18,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError
 from protonet.files import Model, export_onnx, export_pt2, load_model, save_model
 from protonet.files.export import export_network
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.network import Encoder
 from protonet.tables.columns.category import Category
@@ -60,14 +60,14 @@ def test_all_kinds_of_views_in_batches_of_any_size(tmp_path: Path) -> None:
 
 
 def test_networks_of_solve(tmp_path: Path) -> None:
-    network = solve([(100 * X, Y)], None, {"param_limit": 1000, "num_classes": 7}, effort="fast")
+    network = solve([(100 * X, Y)], None, {"param_limit": 1000, "num_classes": 7})
     export_onnx(str(tmp_path / "x"), Model(network=network, classes=tuple(range(7))))
     check_session(start_session(tmp_path / "x"), network, 100 * X)
 
 
 def test_views_of_some_columns(tmp_path: Path) -> None:
-    search = EFFORTS["fast"].without_family(TabularTransformerFamily)
-    network = fit_solution((X, Y), effort=search, column_spans=[(0, 3), (3, X.shape[1])]).network
+    search = ModelSearch().without_family(TabularTransformerFamily)
+    network = fit_solution((X, Y), search=search, column_spans=[(0, 3), (3, X.shape[1])]).network
     sources: Any = network.encoder.sources
     assert any(source.config.dim < source.config.input_dim for source in sources if hasattr(source.config, "first"))
     model = Model(network=network, classes=tuple(range(len(network.prototypes))))

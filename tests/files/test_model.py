@@ -71,7 +71,7 @@ def test_files_of_safetensors_can_be_read_by_other_programs(tmp_path: Path) -> N
 
 
 def test_networks_of_solve(tmp_path: Path) -> None:
-    network = solve([(X, Y)], None, {"param_limit": 30}, effort="fast")
+    network = solve([(X, Y)], None, {"param_limit": 30})
     network.set_offsets(torch.linspace(-1, 1, 5))
     save_model(tmp_path / "x", Model(network=network, classes=(3, 1, -4, 0, 2**40)))
     loaded = load_model(str(tmp_path / "x"))

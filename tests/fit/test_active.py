@@ -75,7 +75,7 @@ def test_rows_are_sampled_in_proportion_to_their_weights() -> None:
 
 @pytest.fixture(scope="module")
 def network() -> PrototypeNetwork:
-    return solve([blobs(0, classes=3, rows=6, dim=4)], effort="fast")
+    return solve([blobs(0, classes=3, rows=6, dim=4)])
 
 
 def test_with_one_class_all_rows_are_uncertain() -> None:

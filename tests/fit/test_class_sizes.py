@@ -14,10 +14,11 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 
 from protonet.estimator import ProtoNetClassifier
+from protonet.fit import solver
 from protonet.fit.cross_validation import cross_validate, predict_baselines, predict_held_out, repeat_cross_validation
 from protonet.fit.diagnostics import measure_learning_curve
 from protonet.fit.networks import fit_labelled_rows, fit_selected_model
-from protonet.fit.search import EFFORTS, SelectedModel
+from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import prepare_training_set
 from protonet.fit.uninformative import PRIOR_PSEUDO_COUNT, compute_uninformative_logits, pad_class_counts
@@ -28,7 +29,7 @@ from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
 from protonet.views.mlp import MLPSpec
 from protonet.views.view import TrainingRows, ViewSpec
 from tests.commands.cases import FAST, Run
-from tests.strategies import EVERY_KIND, PLAIN, blobs, write_columns
+from tests.strategies import PLAIN, blobs, write_columns
 
 DIM = 9
 LINEAR = [LinearSpec(scaling) for scaling in FEATURE_SCALINGS]
@@ -74,14 +75,14 @@ def test_cross_validation_works_with_any_class_sizes() -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3, 4, 6)])
 def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int, ...]) -> None:
-    solution = fit_solution(make_rows(sizes), effort=PLAIN)
+    solution = fit_solution(make_rows(sizes), search=PLAIN)
     cv = cross_validate(solution)
     assert bool(torch.isfinite(repeat_cross_validation(solution, cv, 2)).all())
     assert measure_learning_curve(solution, cv).is_correct.shape[1] == len(cv.labels)
 
 
 def test_commands_work_with_any_class_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setitem(EFFORTS, "fast", PLAIN)
+    monkeypatch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
     x, y = make_rows((1, 2, 4), 3)
     columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     few = {name: cells[:2] for name, cells in columns.items()}
@@ -102,9 +103,9 @@ TEST_X, TEST_Y = (part.numpy() for part in blobs(0, rows=60, noise=0.8))
 
 
 def test_equal_weights_of_any_size_change_nothing() -> None:
-    plain = ProtoNetClassifier(effort=EVERY_KIND).fit(X, Y).predict_proba(TEST_X)
+    plain = ProtoNetClassifier().fit(X, Y).predict_proba(TEST_X)
     for weight in (1e-30, 1e30):
-        weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(X, Y, np.full(len(X), weight)).predict_proba(TEST_X)
+        weighted = ProtoNetClassifier().fit(X, Y, np.full(len(X), weight)).predict_proba(TEST_X)
         np.testing.assert_allclose(weighted, plain, atol=1e-5)
 
 
@@ -112,8 +113,8 @@ def test_integer_weights_are_repeated_rows() -> None:
     weights = np.random.default_rng(0).integers(0, 5, len(X))
     chosen = np.arange(len(X)).repeat(weights)
     x, test_x = 1e6 + X, 1e6 + TEST_X  # columns that vary by little beside what they have in common
-    repeated = ProtoNetClassifier(effort=EVERY_KIND).fit(x[chosen], Y[chosen]).predict_proba(test_x)
-    weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(x, Y, 0.25 * weights).predict_proba(test_x)
+    repeated = ProtoNetClassifier().fit(x[chosen], Y[chosen]).predict_proba(test_x)
+    weighted = ProtoNetClassifier().fit(x, Y, 0.25 * weights).predict_proba(test_x)
     np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
     assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
 
@@ -126,7 +127,7 @@ def test_balanced_weights_raise_the_mean_recall() -> None:
         y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(200)
         x, test_x = (centres[part] + noise * rng.normal(size=(len(part), dim)) for part in (y, test_y))
         plain, balanced = (
-            ProtoNetClassifier(effort=PLAIN).fit(x, y, weights).predict(test_x)
+            ProtoNetClassifier().fit(x, y, weights).predict(test_x)
             for weights in (None, compute_sample_weight("balanced", y))
         )
         gains.append(balanced_accuracy_score(test_y, balanced) - balanced_accuracy_score(test_y, plain))

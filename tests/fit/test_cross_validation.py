@@ -33,15 +33,15 @@ from protonet.fit.cross_validation import (
     score_lda,
 )
 from protonet.fit.networks import fit_selected_model
-from protonet.fit.solver import Solution, fit_solution, solve
+from protonet.fit.solver import Solution, fit_solution
 from protonet.losses import class_means
 from protonet.metrics import EvaluationSample, compute_metrics, effective_sample_size, wilson_interval
 from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
-from tests.strategies import PLAIN, blobs, seeds
+from tests.strategies import PLAIN, blobs, seeds, solve_with
 
 X, Y = blobs(0, rows=8, noise=0.8)
-SOLUTION = fit_solution([(X, Y)], effort=PLAIN)
+SOLUTION = fit_solution([(X, Y)], search=PLAIN)
 CROSSED = cross_validate(SOLUTION)
 
 
@@ -71,7 +71,7 @@ def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
     held_out, fresh = [], []
     for seed in range(4):
         x, y = blobs(seed, rows=40, noise=1.2)
-        solution = fit_solution([(x[:100], y[:100])], effort=PLAIN)
+        solution = fit_solution([(x[:100], y[:100])], search=PLAIN)
         cv = cross_validate(solution)
         held_out.append(compute_metrics(predict_held_out(cv), cv.labels).accuracy)
         fresh.append(compute_metrics(solution.network(x[100:]), y[100:]).accuracy)
@@ -97,7 +97,7 @@ def test_an_update_equals_prototypes_of_all_rows() -> None:
     more, labels = blobs(9, classes=6)
     known = labels < 5
     cv = copy_and_update(CROSSED, more[known], labels[known], 5)
-    network = solve([(X, Y)], effort=PLAIN)
+    network = solve_with([(X, Y)], search=PLAIN)
     network.set_prototypes(torch.cat([X, more[known]]), torch.cat([Y, labels[known]]))
     torch.testing.assert_close(cv.network(X), network(X), atol=1e-4, rtol=1e-4)
     add_samples_to_folds(cv, more[~known], labels[~known], 6)
@@ -110,7 +110,7 @@ def test_an_update_equals_prototypes_of_all_rows() -> None:
 
 
 def test_with_one_sample_per_class_no_row_is_held_out_and_samples_can_be_added() -> None:
-    cv = cross_validate(fit_solution([(X[:5], torch.arange(5))], effort=PLAIN))
+    cv = cross_validate(fit_solution([(X[:5], torch.arange(5))], search=PLAIN))
     assert not cv.fold_models
     assert predict_held_out(cv).shape == (0, len(cv.network.counts))
     single = replace(SOLUTION.training_set.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
@@ -121,17 +121,17 @@ def test_with_one_sample_per_class_no_row_is_held_out_and_samples_can_be_added()
 
 def test_the_offset_and_the_gain_are_positive_for_few_rows_and_the_offset_is_zero_for_many() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
-    cv = cross_validate(fit_solution([(few, labels)], effort=PLAIN))
+    cv = cross_validate(fit_solution([(few, labels)], search=PLAIN))
     assert float(cv.known_score_offset) > 0
     assert [cv.evaluation_sample.accuracy_gain, cv.evaluation_sample.accuracy_gain_error] == cv.accuracy_gain.tolist()
     assert float(cv.accuracy_gain.min()) > 0
     for rows in (20, 2):  # many rows, or only two folds
-        assert float(cross_validate(fit_solution([blobs(1, rows=rows)], effort=PLAIN)).known_score_offset) == 0
+        assert float(cross_validate(fit_solution([blobs(1, rows=rows)], search=PLAIN)).known_score_offset) == 0
 
 
 def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
-    solution = fit_solution([(few, labels)], effort=PLAIN)
+    solution = fit_solution([(few, labels)], search=PLAIN)
     deadline = time.monotonic() + 1
 
     def wait(stage: str, fraction: float) -> None:
@@ -195,7 +195,7 @@ SolutionAndCrossfit = tuple[Solution, CrossValidation]
 @pytest.fixture(scope="module")
 def solved() -> SolutionAndCrossfit:
     x, y = blobs(0, classes=3, rows=12, dim=4, noise=2.0)
-    solution = fit_solution([(x, y)], effort=PLAIN)
+    solution = fit_solution([(x, y)], search=PLAIN)
     return solution, cross_validate(solution)
 
 
@@ -204,7 +204,7 @@ def test_held_out_index_identifies_each_row(copies: int) -> None:
     x, y = blobs(0, classes=3, rows=8, dim=4)
     x, y = torch.cat([x, x[:copies], torch.randn(1, 4)]), torch.cat([y, y[:copies], torch.tensor([3])])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    solution = fit_solution([(x[order], y[order])], effort=PLAIN)
+    solution = fit_solution([(x[order], y[order])], search=PLAIN)
     cv, indices = cross_validate(solution), held_out_indices(solution.training_set)
     alone = y[order] == 3  # a class of one row is never held out
     assert (indices[alone] == -1).all()

@@ -32,7 +32,7 @@ NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generato
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
 def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     x = torch.cat([NOISE, NOISE + apart * torch.randn(NOISE.shape, generator=torch.Generator().manual_seed(1))])
-    solution = fit_solution([(x, COINS.repeat(2))], effort=PLAIN)
+    solution = fit_solution([(x, COINS.repeat(2))], search=PLAIN)
     assert solution.training_set.n_duplicates == 40
     cv = cross_validation.cross_validate(solution)
     accuracy = compute_metrics(cross_validation.predict_held_out(cv), cv.labels, cv.weights).accuracy
@@ -133,7 +133,7 @@ def test_groups_stay_together_and_folds_are_of_all_classes(seed: int, n_groups: 
 
 def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_rows() -> None:
     groups = torch.arange(40) // 2
-    solution = fit_solution([(NOISE, COINS)], effort=PLAIN, groups=groups)
+    solution = fit_solution([(NOISE, COINS)], search=PLAIN, groups=groups)
     cv = cross_validation.cross_validate(solution)
     assert solution.merged_groups is not None
     no_groups = torch.full((40,), -1)
@@ -270,7 +270,7 @@ def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(training_set, "MAX_SAMPLED_ROWS", 400)
     monkeypatch.setattr(training_set, "MAX_FULL_CLASS_ROWS", 50)
     x, y = MANY[:1500], CLASSES[:1500]
-    solution = fit_solution([(x, y)], effort=PLAIN)
+    solution = fit_solution([(x, y)], search=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400
     torch.testing.assert_close(solution.network.counts.float(), torch.bincount(y).float(), rtol=0, atol=1)
     indices, cv = cross_validation.held_out_indices(solution.training_set), cross_validation.cross_validate(solution)

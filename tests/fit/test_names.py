@@ -164,7 +164,7 @@ def test_names_are_fitted_to_in_every_fold_and_never_held_out(seed: int, classes
 
 
 def solve(names: ClassNameRows | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
-    return fit_solution([(x, y)], metadata={"num_classes": 6}, effort=PLAIN, groups=groups, names=names)
+    return fit_solution([(x, y)], metadata={"num_classes": 6}, search=PLAIN, groups=groups, names=names)
 
 
 def test_names_are_part_of_prototypes_and_indices_are_those_of_the_samples() -> None:
@@ -221,7 +221,7 @@ def test_the_order_of_rows_and_names_has_no_effect() -> None:
 
 def test_names_alone_are_the_prototypes() -> None:
     names = ClassNameRows(NEAR, torch.arange(5), DEFAULT_NAME_WEIGHT)
-    solution = fit_solution(None, metadata={"num_classes": 5}, effort=CLASS_NAMES_ONLY_SEARCH, names=names)
+    solution = fit_solution(None, metadata={"num_classes": 5}, search=CLASS_NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8
     assert solution.network.counts.tolist() == [2] * 5
@@ -233,7 +233,7 @@ def test_balanced_classes_keep_the_counts_of_their_names() -> None:
     few = (Y > 0) | (torch.arange(len(Y)) < 10)
     x, y, names = X[few], Y[few], ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
     weights = balanced_class_weights(y)
-    given_weights = {"metadata": {"num_classes": 6}, "effort": PLAIN, "weights": weights, "names": names}
+    given_weights = {"metadata": {"num_classes": 6}, "search": PLAIN, "weights": weights, "names": names}
     solution = fit_solution([(x, y)], **given_weights)  # type: ignore[arg-type]
     logits = solution.network(x)
     cv = restore_row_counts(cross_validate(solution), y, weights, names.count_class_samples(6))

@@ -26,7 +26,8 @@ from protonet.fit.prior import (
     serialize_prior,
 )
 from protonet.fit.search import (
-    EFFORTS,
+    DEFAULT_SEARCH,
+    FLOPS_PER_MICROSECOND,
     RAW_LINEAR,
     ModelSearch,
     SearchResult,
@@ -40,6 +41,7 @@ from protonet.selection import scoring
 from protonet.selection.scoring import WEIGHTING, fit_view_weights, row_slices, weights_from_losses
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views import VIEW_FAMILIES
+from protonet.views.density import DensitySpec
 from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestFamily, ForestSpec
@@ -55,7 +57,7 @@ def scale_rows(x: torch.Tensor, y: torch.Tensor, classes: int) -> TrainingRows:
     return TrainingRows(x / x.square().mean().sqrt(), y, classes)
 
 
-def select_for(family: str, *, classes: int, dim: int, search: ModelSearch = EFFORTS["default"]) -> SelectedModel:
+def select_for(family: str, *, classes: int, dim: int, search: ModelSearch = DEFAULT_SEARCH) -> SelectedModel:
     """Select views for a synthetic data set."""
     split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
@@ -80,10 +82,11 @@ def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None
     assert choice.losses["whitened"] < choice.losses["raw"]
 
 
-def test_raw_cosine_is_selected_if_all_rows_are_equal() -> None:
+def test_the_raw_features_are_selected_if_all_rows_are_equal() -> None:
     for x in (torch.zeros(30, 8), torch.ones(30, 8)):
-        choice = select_views(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
-        assert choice.views == ((RAW_LINEAR, 1.0),)
+        plan = plan_encoder(8, 5, 30)
+        choice = select_views(TrainingRows(x, torch.arange(30) % 5, 5), plan)
+        assert choice.views == ((smallest_mlp(plan), 1.0),)
 
 
 def test_the_smallest_mlp_on_raw_features_is_selected_without_time() -> None:
@@ -93,11 +96,10 @@ def test_the_smallest_mlp_on_raw_features_is_selected_without_time() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1000])
-@pytest.mark.parametrize("effort", ["fast", "default"])
-def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: int, effort: str) -> None:
+def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: int) -> None:
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     plan = plan_encoder(12, 6, limit)
-    choice = select_views(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
+    choice = select_views(TrainingRows(x, torch.arange(6), 6), plan, search=ModelSearch())
     assert choice.losses == {}
     assert not any(spec.use_shifts for spec, _ in choice.views)
     if not limit:
@@ -129,14 +131,14 @@ def test_families_of_a_search_are_replaced_and_removed() -> None:
     kinds = [kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily]
     assert [type(kind) for kind in changed.families] == kinds
     assert ForestFamily(max_trees=3) in changed.families
-    assert ModelSearch() == EFFORTS["default"]
+    assert ModelSearch() == ModelSearch()
     assert changed.with_family(KernelRidgeFamily()) == changed  # one that it has not got is not added
 
 
 def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
     x, y = blobs(0, classes=2, rows=20)
     x = torch.cat([x, torch.full((len(x), 1), 40.0)], dim=1)  # all rows have nearly the same direction
-    choice = select_views(scale_rows(x, y, 2), plan_encoder(x.shape[1], 2, 1000), search=EFFORTS["fast"])
+    choice = select_views(scale_rows(x, y, 2), plan_encoder(x.shape[1], 2, 1000), search=ModelSearch())
     weights = {spec.name: weight for spec, weight in choice.views}
     assert set(choice.influences) == set(weights)
     assert sum(choice.influences.values()) == pytest.approx(1)
@@ -147,7 +149,7 @@ def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
 def test_cosines_that_hardly_differ_are_not_multiplied_without_limit() -> None:
     rng, labels = np.random.default_rng(4), np.arange(30) % 2
     rows = np.stack([10 ** rng.normal(2 * labels, 1), rng.normal(labels, 1)], axis=1)  # one row is far from all others
-    assert ProtoNetClassifier("fast").fit(rows, labels).network_.temperature > 1e-3
+    assert ProtoNetClassifier().fit(rows, labels).network_.temperature > 1e-3
 
 
 def test_the_prior_weighs_the_views() -> None:
@@ -175,23 +177,24 @@ def test_a_slow_view_of_small_weight_is_dropped_unless_it_is_needed() -> None:
     wrong = 1 - right
     spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
 
-    def drop(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
+    def drop(cosines: list[torch.Tensor], microseconds: list[float]) -> list[bool]:
         names = [LinearSpec(scaling) for scaling in ("raw", "centred", "relevant")]
-        result = [evaluator.make_candidate(*item) for item in zip(names, cosines, costs, strict=True)]
-        explored = SearchResult(evaluator.rows, evaluator, (result,), {}, has_held_out_rows=True)
-        remaining = _drop_slow_views(explored, cosines, weights, spread, row_cost)
+        flops = [FLOPS_PER_MICROSECOND * time for time in microseconds]
+        result = [evaluator.make_candidate(*item) for item in zip(names, cosines, flops, strict=True)]
+        explored = SearchResult(evaluator.rows, evaluator, result, {}, has_held_out_rows=True)
+        remaining = _drop_slow_views(explored, weights, spread)
         assert float(remaining.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in remaining]
 
     assert drop([right, right, right], [1.0, 9.0, 0.0]) == [True, False, True]
-    assert drop([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
-    assert drop([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
+    assert drop([right, right, right], [900.0, 0.9, 0.0]) == [True] * 3  # one has much weight, the others are fast
     assert drop([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # no other view separates rows
+    assert drop([0 * right, right, wrong], [1.0, 1e6, 9.0]) == [True, False, False]  # a second per row
 
 
 def test_selection_without_some_rows_ignores_their_cosines() -> None:
     x, y = blobs(0, rows=10, classes=3, noise=1.5)
-    explored = evaluate_candidates(scale_rows(x, y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"])
+    explored = evaluate_candidates(scale_rows(x, y, 3), plan_encoder(x.shape[1], 3, 10_000), ModelSearch())
     assert explored is not None
     held_out = torch.cat([fold.held_out for fold in explored.evaluator.folds])
     excluded = torch.arange(0, 30, 4)
@@ -200,30 +203,11 @@ def test_selection_without_some_rows_ignores_their_cosines() -> None:
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
         result = explored.without_rows(rows)
-        return select_model(result, explored.evaluator.mlp_sizes, EFFORTS["fast"])._replace(losses={})
+        return select_model(result, explored.evaluator.mlp_sizes, ModelSearch())._replace(losses={})
 
-    assert choose(explored, excluded) == choose(explored._replace(partitions=(misleading,)), excluded)
+    assert choose(explored, excluded) == choose(explored._replace(candidates=misleading), excluded)
     assert choose(explored, excluded) != choose(explored, excluded[:0])
     assert explored.without_rows(held_out) is explored  # no row would remain
-
-
-def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(30) % 3
-    x = torch.eye(3)[y] + 0.01 * torch.randn(30, 3, generator=generator)
-    rows = TrainingRows(x / x.square().mean().sqrt(), y, 3)
-    explored = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), replace(EFFORTS["fast"], n_partitions=3))
-    assert explored is not None
-    assert len(explored.partitions) == 3
-    first = explored.candidates[0]
-    for repeat in explored.partitions[1:]:
-        assert [item.spec for item in repeat] == [item.spec for item in explored.candidates]
-        assert torch.equal(repeat[0].cosines.argmax(dim=1), explored.evaluator.labels)
-        assert not torch.equal(repeat[0].cosines, first.cosines)  # other rows were fitted to
-    alone = evaluate_candidates(rows, plan_encoder(3, 3, 10_000), EFFORTS["fast"])
-    assert alone is not None
-    assert len(alone.partitions) == 1
-    assert torch.equal(alone.candidates[0].cosines, first.cosines)
 
 
 @pytest.mark.parametrize("samples", [1, 2])
@@ -252,7 +236,7 @@ def test_class_frequencies_do_not_decide_which_views_are_used() -> None:
 
     x, y = draw(1000)
     test_x, test_y = draw(20_000)
-    network = solve([(x, y)], effort="fast")
+    network = solve([(x, y)])
     with torch.no_grad():
         logits = network(test_x)
     reference = LogisticRegression().fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())
@@ -264,7 +248,7 @@ def test_class_frequencies_do_not_decide_which_views_are_used() -> None:
 def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, new = torch.randn(200, 2, generator=generator), torch.randn(500, 2, generator=generator)
-    network = solve([(x, (torch.arange(200) < 20).long())], effort="fast")
+    network = solve([(x, (torch.arange(200) < 20).long())])
     with torch.no_grad():
         rare = network(new).softmax(dim=1)[:, 1]
     assert rare.mean() == pytest.approx(0.1, rel=0.15)
@@ -301,7 +285,7 @@ def test_the_tags_of_a_view() -> None:
     cases: list[tuple[ViewSpec, set[str]]] = [
         *((LinearSpec(scaling, span), {scaling}) for scaling in FEATURE_SCALINGS for span in (None, (0, 3))),
         (KernelRidgeSpec(LinearSpec("relevant"), 1), {"laplacian", "relevant"}),
-        (KernelRidgeSpec(LinearSpec("robust"), 1, apply_tanh=True), {"laplacian", "squashed"}),
+        (DensitySpec(LinearSpec("centred"), per_row=True), {"centred", "rows"}),
         (FixedConvolutionSpec(9, False, 0.1), {"convolution"}),
         (FixedConvolutionSpec(9, True, 0.1), {"convolution", "local"}),
         (ForestSpec(9), {"forest"}),

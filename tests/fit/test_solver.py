@@ -23,14 +23,12 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit import training_set
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.networks import fit_selected_model
-from protonet.fit.search import ModelSearch
 from protonet.fit.solver import PARAM_LIMIT, fit_solution
 from protonet.losses import class_means
 from protonet.network import Encoder
-from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import canonical_feature_order
-from tests.strategies import LITTLE, accuracy, blobs, same_state, seeds
+from tests.strategies import LITTLE, accuracy, blobs, same_state, seeds, solve_with
 
 Loader = Iterable[Any]
 
@@ -44,7 +42,7 @@ SMALL = {"param_limit": 30}
 
 
 def solve_little(train: Loader, val: Loader | None = None, metadata: dict[str, Any] | None = None) -> PrototypeNetwork:
-    return solve(train, val, {**SMALL, **(metadata or {})}, effort=LITTLE)
+    return solve_with(train, val, {**SMALL, **(metadata or {})}, search=LITTLE)
 
 
 @cache
@@ -67,7 +65,7 @@ def test_order_batches_loaders_and_global_seed_have_no_effect(seed: int, batch_s
 def test_the_seed_has_no_effect_without_mlps() -> None:
     x, y = blobs(0, noise=1.5)
     search = LITTLE.without_family(MLPFamily)
-    first, second = (fit_solution([(x, y)], effort=search, seed=seed) for seed in (0, 1))
+    first, second = (fit_solution([(x, y)], search=search, seed=seed) for seed in (0, 1))
     assert same_state(first.network, second.network)
     assert torch.equal(predict_held_out(cross_validate(first)), predict_held_out(cross_validate(second)))
 
@@ -84,9 +82,7 @@ def test_the_order_of_columns_changes_rounding_alone() -> None:
     few = torch.cat([(y == label).nonzero().flatten()[:5] for label in range(3)])
     order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        first, second = (
-            solve([(x[few][:, columns], y[few])], effort="fast")(x[:, columns]) for columns in (slice(None), order)
-        )
+        first, second = (solve([(x[few][:, columns], y[few])])(x[:, columns]) for columns in (slice(None), order))
     torch.testing.assert_close(first.softmax(dim=1), second.softmax(dim=1), atol=1e-3, rtol=0)
 
 
@@ -127,7 +123,7 @@ def test_global_state_is_unchanged() -> None:
 def test_parameters_are_within_the_limit_and_encoder(seed: int, limit: int, dim: int, classes: int, rows: int) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
     metadata = {"param_limit": float(limit), "num_classes": classes, "input_dim": dim}
-    network = solve([(x, y)], None, metadata, effort=LITTLE.with_family(MLPFamily(step_counts=(3,))))
+    network = solve_with([(x, y)], None, metadata, search=LITTLE.with_family(MLPFamily(step_counts=(3,))))
     count = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert count == network.count_parameters() <= limit
     assert count == sum(p.numel() for p in network.encoder.parameters())
@@ -184,17 +180,6 @@ def test_degenerate_data_give_finite_logits() -> None:
 X, Y = blobs(0)
 
 
-INVALID_EFFORTS = [
-    (ModelSearch(n_folds=-1), InputError, r"`effort.n_folds` must be a whole number >= 0; got -1"),
-    (ModelSearch(n_folds=1), InputError, "`effort` must have no folds or two, .*; got n_folds=1"),
-    (ModelSearch((LinearFamily(), 3)), InputTypeError, "`effort` must have families of views"),  # type: ignore[arg-type]
-    (ModelSearch(families=()), InputError, "`effort` must .*linear views first; got n_folds=5, kinds "),
-    (ModelSearch().without_family(LinearFamily), InputError, "`effort` must .*linear views first; got .*KernelRidge"),
-    (ModelSearch().with_family(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
-    (ModelSearch().with_family(MLPFamily(step_counts=())), InputError, "`effort` must .*got "),
-]
-
-
 def test_argument_errors() -> None:
     cases: list[tuple[str, Any, type[Exception], str]] = [
         ("metadata", {"num_classes": 1}, InputError, r"`metadata\['num_classes'\]` must be a whole number >= 2"),
@@ -205,9 +190,6 @@ def test_argument_errors() -> None:
         ("metadata", {"num_class": 3}, InputError, "only have keys .*; got 'num_class'. Did you mean 'num_classes'"),
         ("time_limit", -1, InputError, "`time_limit` must be a finite number >= 0; got -1"),
         ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
-        ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
-        ("effort", ["fast"], InputTypeError, "`effort` must be a name or a ModelSearch; got list"),
-        *(("effort", *case) for case in INVALID_EFFORTS),
     ]
     for argument, value, error, message in cases:
         given: dict[str, Any] = {argument: value}
@@ -216,10 +198,10 @@ def test_argument_errors() -> None:
 
 
 def test_without_a_limit_the_network_is_that_of_the_documented_one() -> None:
-    documented = solve((X, Y), None, {"param_limit": PARAM_LIMIT}, effort=LITTLE)
+    documented = solve_with((X, Y), None, {"param_limit": PARAM_LIMIT}, search=LITTLE)
     assert documented.count_parameters() > 0
     for metadata in (None, {}, {"param_limit": None}):
-        assert same_state(solve((X, Y), None, metadata, effort=LITTLE), documented)
+        assert same_state(solve_with((X, Y), None, metadata, search=LITTLE), documented)
 
 
 @pytest.mark.parametrize("batch", [(X, Y), (X[:0], Y[:0])], ids=["rows", "empty batches"])
@@ -235,7 +217,7 @@ def test_a_loader_without_end_is_an_error(batch: tuple[Tensor, Tensor], monkeypa
 @pytest.mark.parametrize("offset", [1e9, 1e11])
 def test_offsets_of_float64_features_are_subtracted_before_a_cast(offset: float) -> None:
     x = X.double() + offset
-    network = solve((x, Y), effort="fast")
+    network = solve((x, Y))
     assert accuracy(network(x), Y) > 0.9
 
 
@@ -245,12 +227,12 @@ def test_float64_features_whose_differences_would_be_lost_are_an_error() -> None
         solve((X.double() + 1e14, Y))
 
 
-def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
-    fast = solve([(X, Y)], effort="fast")
-    assert fast.count_parameters() == 0
-    assert accuracy(fast(X), Y) > 0.9
-    search = replace(LITTLE, n_folds=3).with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
-    best = solve([(X, Y)], None, SMALL, effort=search)
+def test_the_number_of_parameters_depends_on_search_time_and_rows() -> None:
+    few = fit_solution([(X, Y)]).network  # without a limit, few rows train no MLP
+    assert few.count_parameters() == 0
+    assert accuracy(few(X), Y) > 0.9
+    search = replace(LITTLE, n_folds=3).with_family(MLPFamily(step_counts=(10, 30)))
+    best = solve_with([(X, Y)], None, SMALL, search=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained
         network = solve_little([blobs(4, rows=rows)])
@@ -266,8 +248,17 @@ def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
 
 def test_progress_is_reported_and_can_end_the_search() -> None:
     reported: list[tuple[str, float]] = []
-    solve([(X, Y)], None, SMALL, effort=LITTLE, progress=lambda *stage: reported.append(stage))
-    stages = ["linear views", "kernel ridge views", "convolution views", "forests", "MLP views", "final fit", "done"]
+    solve_with([(X, Y)], None, SMALL, search=LITTLE, progress=lambda *stage: reported.append(stage))
+    stages = [
+        "linear views",
+        "kernel ridge views",
+        "density views",
+        "convolution views",
+        "forests",
+        "MLP views",
+        "final fit",
+        "done",
+    ]
     assert [stage for stage, _ in reported] == stages
     assert [fraction for _, fraction in reported][-2:] == [0.8, 1.0]
     assert [fraction for _, fraction in reported] == sorted(fraction for _, fraction in reported)
@@ -295,16 +286,15 @@ def test_the_callers_default_dtype_does_not_matter() -> None:
 def test_without_parameters_the_network_is_raw_cosine(extra: int) -> None:
     y = torch.cat([torch.arange(10), torch.arange(extra) % 10])
     x = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(0))
-    for effort in ("fast", "default"):
-        network = solve([(x, y)], None, {"param_limit": 0}, effort=effort)
-        means = class_means(F.normalize(x, dim=1), y, 10)[0]
-        cosines = F.cosine_similarity(x[:, None], means[None], dim=2)
-        torch.testing.assert_close(network(x) * network.temperature, cosines)
+    network = solve([(x, y)], None, {"param_limit": 0})
+    means = class_means(F.normalize(x, dim=1), y, 10)[0]
+    cosines = F.cosine_similarity(x[:, None], means[None], dim=2)
+    torch.testing.assert_close(network(x) * network.temperature, cosines)
 
 
 @pytest.mark.parametrize("limit", [0, 30, 5000])
 def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit: int) -> None:
-    solution = fit_solution([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
+    solution = fit_solution([(X, Y)], None, {"param_limit": limit}, search=LITTLE)
     encoder, choice = solution.network.encoder, solution.selected
     assert isinstance(encoder, Encoder)
     views = list(encoder.iterate_views())
@@ -331,7 +321,7 @@ def test_rare_classes_are_predicted_as_often_as_they_occur(weighted: bool) -> No
 
     x, y = sample(180, 20)
     weights = torch.tensor([200 / 360, 200 / 40], dtype=torch.float64)[y] if weighted else None
-    network = fit_solution([(x, y)], effort="fast", weights=weights).network
+    network = fit_solution([(x, y)], weights=weights).network
     with torch.no_grad():
         predicted = float(network(sample(1800, 200)[0]).softmax(dim=1)[:, 1].mean())
     if weighted:

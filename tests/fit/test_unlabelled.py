@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from protonet import solve
 from protonet.datasets import load_digits
 from protonet.errors import InputError, InputTypeError
 from protonet.estimator.labels import detect_unlabelled
@@ -36,7 +35,7 @@ from protonet.metrics import compute_metrics
 from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
-from tests.strategies import LITTLE, PLAIN, accuracy, load_wine_split, unit_rows
+from tests.strategies import LITTLE, PLAIN, accuracy, load_wine_split, solve_with, unit_rows
 
 
 def to_dense(n: int, rows: Tensor, others: Tensor, weights: Tensor) -> Tensor:
@@ -130,7 +129,7 @@ def split_digits() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def solved() -> Solution:
     x, y, hidden = split_digits()
-    return fit_solution([(x, y)], effort=SEARCH, unlabelled=hidden)
+    return fit_solution([(x, y)], search=SEARCH, unlabelled=hidden)
 
 
 def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
@@ -141,7 +140,7 @@ def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
     assert solved.semi_supervised.held_out_losses is not None
     assert solved.semi_supervised.held_out_losses[1] < solved.semi_supervised.held_out_losses[0]
     assert solved.network.counts.tolist() == [3] * 6  # samples that are added later move prototypes as before
-    labelled_only = solve([(x, y)], effort=SEARCH)
+    labelled_only = solve_with([(x, y)], search=SEARCH)
     assert accuracy(solved.network(hidden), truth) > accuracy(labelled_only(hidden), truth) + 0.02
 
 
@@ -165,7 +164,7 @@ def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) 
     network = solved.network
     with torch.no_grad():
         torch.testing.assert_close(network(hidden[7:8]), network(hidden)[7:8], rtol=1e-4, atol=1e-4)
-        again = solve([(x.flip(0), y.flip(0))], effort=SEARCH, unlabelled=[hidden[90:], hidden[:90]])
+        again = solve_with([(x.flip(0), y.flip(0))], search=SEARCH, unlabelled=[hidden[90:], hidden[:90]])
         torch.testing.assert_close(again(hidden), network(hidden))
 
 
@@ -181,7 +180,7 @@ def test_fold_models_are_also_fitted_to_unlabelled_rows(solved: Solution) -> Non
 def test_an_empty_set_of_unlabelled_rows_changes_nothing() -> None:
     x, y = moons(20, 0)
     given: list[UnlabelledSamples | None] = [None, [], torch.empty(0, 2)]
-    networks = [solve([(x, y)], effort=PLAIN, unlabelled=rows) for rows in given]
+    networks = [solve_with([(x, y)], search=PLAIN, unlabelled=rows) for rows in given]
     for network in networks[1:]:
         torch.testing.assert_close(network(x), networks[0](x), rtol=0, atol=0)
 
@@ -192,7 +191,7 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     x = [centre + 0.5 * torch.randn(60, 6, generator=generator) for centre in centres]
     train = [(torch.cat([part[:10] for part in x[:3]]), torch.arange(3).repeat_interleave(10))]
     hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
-    solution = fit_solution(train, effort=PLAIN, unlabelled=hidden)
+    solution = fit_solution(train, search=PLAIN, unlabelled=hidden)
     (group,) = cluster_unknown(solution)
     assert solution.semi_supervised is not None
     assert solution.selected.unlabelled is not None
@@ -202,25 +201,25 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
     few = (torch.cat([part[:6] for part in x[:3]]), torch.arange(3).repeat_interleave(6))
-    unsure = fit_solution(few, effort=PLAIN, unlabelled=hidden)  # 18 held-out rows are too few to detect outliers
+    unsure = fit_solution(few, search=PLAIN, unlabelled=hidden)  # 18 held-out rows are too few to detect outliers
     assert unsure.semi_supervised is not None
     assert unsure.selected.unlabelled is not None
     assert bool((unsure.semi_supervised.known_score_ranks < OUTLIER_RATE).any())
     assert bool(unsure.selected.unlabelled.weights.all())
-    known = fit_solution(train, effort=PLAIN, unlabelled=hidden[:150])
+    known = fit_solution(train, search=PLAIN, unlabelled=hidden[:150])
     assert cluster_unknown(known) == []
     learned = MLPFamily().smallest_trained_spec(plan_encoder(6, 3, 1000), RAW_LINEAR)
     assert learned is not None
     trained = solution._replace(selected=solution.selected._replace(views=((learned, 1.0),)))
     with torch.no_grad():
         assert [set(item) & set(range(150, 200)) for item in cluster_unknown(trained)] != []
-    assert cluster_unknown(fit_solution(train, effort=PLAIN)) == []
+    assert cluster_unknown(fit_solution(train, search=PLAIN)) == []
 
 
 def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_row_per_class() -> None:
     x, y, few = map(torch.from_numpy, load_wine_split())
     for rows, limit in ((few, 0.0), (few[::5], 900.0)):
-        solution = fit_solution([(x[rows].float(), y[rows])], effort=PLAIN, unlabelled=x.float(), time_limit=limit)
+        solution = fit_solution([(x[rows].float(), y[rows])], search=PLAIN, unlabelled=x.float(), time_limit=limit)
         assert solution.semi_supervised is not None
         assert solution.semi_supervised.uses_unlabelled == (limit > 0)
         assert solution.semi_supervised.held_out_losses is None
@@ -273,7 +272,7 @@ def test_unlabelled_rows_are_used_only_if_the_held_out_log_loss_falls() -> None:
         y = torch.arange(24) % 2
         x = torch.randn(24, 2, generator=generator) + 2.0 * y[:, None]
         others = torch.randn(40, 2, generator=generator) * 2 + 1
-        pooled = fit_solution([(x, y)], effort=PLAIN, unlabelled=others).semi_supervised
+        pooled = fit_solution([(x, y)], search=PLAIN, unlabelled=others).semi_supervised
         assert pooled is not None
         assert pooled.held_out_losses is not None
         assert pooled.uses_unlabelled == (pooled.held_out_losses[1] < pooled.held_out_losses[0])
@@ -290,6 +289,6 @@ def test_misleading_unlabelled_rows_are_not_used() -> None:
     others[:, 1] += 3 * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
     fresh = torch.randn(400, 2, generator=generator) * torch.tensor([0.2, 1.0])
     fresh[:, 0] += torch.arange(400) % 2 - 0.5
-    alone, pooled = (solve([(x, y)], effort=PLAIN, unlabelled=rows)(fresh) for rows in (None, others))
+    alone, pooled = (solve_with([(x, y)], search=PLAIN, unlabelled=rows)(fresh) for rows in (None, others))
     truth = torch.arange(400) % 2
     assert accuracy(pooled, truth) >= accuracy(alone, truth) - 0.01

@@ -281,14 +281,6 @@ def test_classes_of_equal_weight_have_no_offsets() -> None:
     assert torch.equal(losses, row)
 
 
-def test_a_repeated_row_counts_once_against_the_prior() -> None:
-    cosines = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
-    labels, seen = torch.arange(12) % 3, torch.ones(3, dtype=torch.bool)
-    factor, _ = scoring.fit_temperature(cosines, labels, seen)
-    repeated, _, _ = scoring.fit_scale_and_offsets(cosines.repeat(3, 1), labels.repeat(3), seen.double(), repeats=3)
-    assert repeated == pytest.approx(factor, rel=1e-3)
-
-
 def with_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[float, Tensor]]:
     def evaluate(x: Tensor) -> tuple[float, Tensor]:
         x = x.detach().requires_grad_(True)

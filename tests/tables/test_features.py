@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.errors import InputError
-from protonet.fit.search import EFFORTS
+from protonet.fit import solver
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import parse_numeric, replace_missing_cells
@@ -238,7 +238,7 @@ def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: i
 
 
 def test_commands_read_both_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setitem(EFFORTS, "fast", PLAIN)
+    monkeypatch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
     rng = np.random.default_rng(0)
     rows = [(rng.normal(row % 2) ** 2, 1 + rng.uniform() * 5, "ab"[row % 2]) for row in range(16)]
     points = "x;y;kind\n" + "".join(f"{x:.3f};{y:.3f};{kind}\n" for x, y, kind in rows)

@@ -15,7 +15,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch import Tensor
 
 from protonet.datasets import load_digits
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.selection.folds import split_folds
 from protonet.views import fixed_convolution, forest
@@ -110,8 +110,8 @@ def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: py
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(1000, 8, generator=generator), (torch.arange(1000) % 50 == 0).long()
     features[labels == 1] += 0.6
-    search = replace(EFFORTS["fast"], families=(LinearFamily(("raw",)), ForestFamily(50)))
-    model = fit_solution([(features, labels)], effort=search).network
+    search = replace(ModelSearch(), families=(LinearFamily(("raw",)), ForestFamily(50)))
+    model = fit_solution([(features, labels)], search=search).network
     new = torch.randn(5000, 8, generator=generator)
     new[:100] += 0.6
     with torch.no_grad():
@@ -153,9 +153,9 @@ def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
 @pytest.mark.parametrize(
     ("held_out", "reference", "grown"),
     [
-        (256, 0.05, [8]),  # two classes of noise: no more trees would save it
-        (255, 0.05, [64]),  # too few rows to settle that
-        (256, 0.8, [8, 64]),
+        (256, 0.05, [6]),  # two classes of noise: no more trees would save it
+        (255, 0.05, [50]),  # too few rows to settle that
+        (256, 0.8, [6, 50]),
     ],
 )
 def test_a_few_trees_reject_a_clearly_worse_candidate(
@@ -172,14 +172,14 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
     monkeypatch.setattr(ForestSpec, "fit", record)
     candidates = list(ForestFamily(64).candidates(evaluator))
     assert trees == grown
-    assert all(candidate.spec == ForestSpec(64) for candidate in candidates)
+    assert all(candidate.spec == ForestSpec(50) for candidate in candidates)
 
 
 def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
     for fraction, trees in ((0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)):
-        final = ForestFamily().final_spec(ForestSpec(200, use_shifts=True), fraction)
+        final = ForestFamily().final_spec(ForestSpec(50, use_shifts=True), fraction)
         assert final == ForestSpec(trees, use_shifts=True), fraction
-        assert ForestFamily().final_spec(ForestSpec(20), fraction) == ForestSpec(20), fraction
+        assert ForestFamily().final_spec(ForestSpec(50), 0.0) == ForestSpec(50), fraction
         assert ForestFamily().final_spec(LinearSpec("raw"), fraction) == LinearSpec("raw"), fraction
 
 

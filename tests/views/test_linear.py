@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.preprocessing import RobustScaler, StandardScaler
+from sklearn.preprocessing import StandardScaler
 
 from protonet import solve
 from protonet.datasets.synthetic import sample_family
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
@@ -87,7 +87,7 @@ def test_copies_and_constants_do_not_change_the_shrunken_variances(rows: int) ->
 
 
 def test_a_feature_of_another_unit_does_not_hide_the_others() -> None:
-    for scaling in ("standardised", "relevant", "robust"):
+    for scaling in ("standardised", "relevant"):
         x, y = blobs(1, rows=20)
         other = x * torch.tensor([1e7] + [1.0] * 7)
         first, second = fit(scaling, x, y).source(x), fit(scaling, other, y).source(other)
@@ -126,7 +126,7 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
 
 
 def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:
-    for scaling in ("standardised", "robust"):
+    for scaling in ("standardised",):
         gain, varies = fit_blocks(scaling)
         size = 1 / fit_blocks(scaling, None)[0]  # the unit of each feature
         assert bool((gain[~varies] == 0).all()), scaling
@@ -156,7 +156,7 @@ def evaluated_scalings(labels: torch.Tensor) -> tuple[str, ...]:
 
 
 def test_whitening_needs_two_degrees_of_freedom() -> None:
-    without = ("raw", "centred", "standardised", "robust")
+    without = ("raw", "centred", "standardised")
     assert evaluated_scalings(torch.tensor([0, 1, 2])) == without
     assert evaluated_scalings(torch.tensor([0, 1, 2, 2])) == without
     assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == FEATURE_SCALINGS
@@ -174,13 +174,6 @@ def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
         assert view.part_sizes == (expected.shape[1],)
 
 
-def test_robust_is_scikit_learns_up_to_scale() -> None:
-    x, y = blobs(2, rows=101)
-    z = fit("robust", x, y).source(x)
-    expected = torch.from_numpy(RobustScaler().fit_transform(x.double().numpy())).float()
-    torch.testing.assert_close(z / z.std(), expected / expected.std(), atol=1e-3, rtol=1e-3)
-
-
 def test_relevant_features_are_those_whose_means_differ() -> None:
     x, y = blobs(3, rows=50)
     x[:, 5] = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
@@ -195,7 +188,7 @@ def test_features_of_extreme_magnitudes_give_finite_logits() -> None:
         x, y = blobs(0)
         x[:, 0].copy_(size * x[:, 0].clamp(-1, 1))
         x[::3, 1] = 1e-45
-        network = solve([(x, y)], effort="fast")
+        network = solve([(x, y)])
         assert torch.isfinite(network(x)).all(), size
 
 
@@ -231,8 +224,8 @@ def test_noise_columns_do_not_hide_an_informative_span() -> None:
     x[:, 50:56] += 1.5 * torch.randn(3, 6, generator=generator)[labels]
     right = []
     for spans in ([], [(0, 50), (50, 56), (56, 200)]):
-        search = replace(EFFORTS["fast"], use_shifts=False)
-        solution = fit_solution((x[:30], labels[:30]), effort=search, column_spans=spans)
+        search = replace(ModelSearch(), use_shifts=False)
+        solution = fit_solution((x[:30], labels[:30]), search=search, column_spans=spans)
         with torch.no_grad():
             right.append(accuracy(solution.network(x[30:]), labels[30:]))
     assert right[1] > right[0] + 0.05

@@ -119,7 +119,7 @@ import protonet
 from protonet.files import Model, export_onnx, load_model, save_model
 from protonet.fit.cross_validation import cross_validate, cross_validation_tensors, predict_held_out
 from protonet.fit.cross_validation import restore_cross_validation
-from protonet.fit.search import EFFORTS
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 
 torch.set_num_threads(1)
@@ -130,8 +130,8 @@ y = torch.arange(400) % 2
 sizes = torch.tensor([[1.0, 3.0] * 6, [3.0, 1.0] * 6])[y]  # the signs of the features hide the sizes
 x = sizes * (2 * torch.randint(2, (400, 12), generator=generator) - 1) + torch.randn(400, 12, generator=generator)
 stages = []
-search = replace(EFFORTS["fast"], families=EFFORTS["fast"].families[:3])  # linear, toy and kernel ridge views
-solution = fit_solution([(x[:200], y[:200])], effort=search, progress=lambda stage, share: stages.append(stage))
+search = replace(ModelSearch(), families=ModelSearch().families[:3])  # linear, toy and kernel ridge views
+solution = fit_solution([(x[:200], y[:200])], search=search, progress=lambda stage, share: stages.append(stage))
 assert "toy views" in stages, stages
 views = solution.view_influences
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
@@ -139,7 +139,7 @@ assert sum(toys.values()) > 0.3, views
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.iterate_views()}
 without = replace(search, families=tuple(family for family in search.families if "Toy" not in type(family).__name__))
-assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], effort=without).view_influences)
+assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], search=without).view_influences)
 
 with torch.no_grad():
     logits = network(x)

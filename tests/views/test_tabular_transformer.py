@@ -22,14 +22,12 @@ from protonet.views import tabular_transformer
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import LinearSpec
 from protonet.views.tabular_transformer import (
-    CLASS_CODE_FACTORS,
     MAX_ABS_Z_SCORE,
     MAX_COLUMNS,
     MAX_CONTEXT_ROWS,
     N_NUMERIC_CHANNELS,
     RANK_SCALE,
     TABULAR_CELLS_PER_CHUNK,
-    TABULAR_MAX_CLASSES,
     TABULAR_MAX_LABELLED_ROWS,
     CellEncoder,
     TabularTransformerConfig,
@@ -151,7 +149,7 @@ def test_the_transformer_equals_a_slow_loop() -> None:
 @given(seed=seeds)
 def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features
-    expected = TabularTransformerSpec(2).fit(rows)(new)
+    expected = TabularTransformerSpec().fit(rows)(new)
     generator = torch.Generator().manual_seed(seed)
     order, names = torch.randperm(24, generator=generator), torch.randperm(3, generator=generator)
     scale = torch.tensor([3.0, 0.5, 2.0, 5.0, 5.0, 5.0, 7.0])
@@ -163,7 +161,7 @@ def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) ->
         (replace(rows, features=rows.features * scale + 1), new * scale + 1),
         (replace(rows, features=rows.features[:, columns], column_indices=other_blocks), new[:, columns]),
     ):
-        torch.testing.assert_close(TabularTransformerSpec(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(TabularTransformerSpec().fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
 
 
 @given(seed=seeds)
@@ -193,7 +191,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
 
 def test_another_precision_encodes_the_context_again() -> None:
     rows = draw_table(0)
-    view = TabularTransformerSpec(2).fit(rows)
+    view = TabularTransformerSpec().fit(rows)
     expected = view(rows.features)
     double = view.double()(rows.features.double())
     assert double.dtype == torch.float64
@@ -213,8 +211,8 @@ def test_torch_exports_a_converted_view_before_its_first_use() -> None:
 
 def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
     rows, others = draw_table(0), draw_table(1)
-    view, other = TabularTransformerSpec(2).fit(rows), TabularTransformerSpec(2).fit(others)
-    assert view(rows.features[:0]).shape == (0, 2 * DIM)
+    view, other = TabularTransformerSpec().fit(rows), TabularTransformerSpec().fit(others)
+    assert view(rows.features[:0]).shape == (0, DIM)
     expected = other(rows.features)
     assert torch.equal(copy.deepcopy(view)(rows.features), view(rows.features))
     view.load_state_dict(other.state_dict())
@@ -232,29 +230,12 @@ def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     assert torch.equal(TabularTransformerSpec().fit(replace(rows, weights=weights)).rows, x[-maximum:])
     fold = TabularTransformerSpec().fit(rows.select(torch.arange(len(y) * 2 // 3)))
     assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
-    view = TabularTransformerSpec(2).fit(TrainingRows(x[:60], y[:60], 5))
+    view = TabularTransformerSpec().fit(TrainingRows(x[:60], y[:60], 5))
     x = x[: TABULAR_CELLS_PER_CHUNK // 16]
     full = view(x)
-    assert full.shape == (len(x), 2 * DIM)
+    assert full.shape == (len(x), DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
-    assert view.flops() == 2 * count_multiplications(8, 60)
-
-
-def test_more_classes_than_codes_take_several_passes() -> None:
-    x, y = blobs(0, classes=24, rows=20, dim=12, noise=0.5)
-    held_out = torch.arange(len(y)) % 2 == 0
-    evaluator = CandidateEvaluator(
-        TrainingRows(x, y, 24),
-        [Fold(*(mask.nonzero().flatten() for mask in (~held_out, held_out)))],
-        plan_encoder(12, 24, 0),
-    )
-
-    def evaluate(passes: int) -> float:
-        candidate = evaluator.evaluate(TabularTransformerSpec(passes))
-        assert candidate is not None
-        return accuracy(candidate.cosines, evaluator.labels)
-
-    assert evaluate(len(CLASS_CODE_FACTORS)) > evaluate(1) + 0.1
+    assert view.flops() == count_multiplications(8, 60)
 
 
 def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[Any]:
@@ -265,20 +246,19 @@ def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[
 
 
 def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
-    assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.n_passes)]
-    dozen = TrainingRows(*blobs(0, classes=12)[:2], 12)
-    assert list_candidates(dozen, kind) == [TabularTransformerSpec(len(CLASS_CODE_FACTORS))]
+    table, kind = draw_table(0), TabularTransformerFamily()
+    rows = replace(table, column_indices=torch.arange(table.features.shape[1]))
+    assert list_candidates(rows, kind) == [TabularTransformerSpec()]
     wide = TrainingRows(torch.randn(8, MAX_COLUMNS + 1), torch.arange(8) % 2, 2)
-    n = TABULAR_MAX_CLASSES + 1
-    many = TrainingRows(*blobs(0, classes=n, rows=2)[:2], n)
+    wide = replace(wide, column_indices=torch.arange(MAX_COLUMNS + 1))
+    n = N_CLASS_CODES + 1
+    many = replace(TrainingRows(*blobs(0, classes=n, rows=2)[:2], n), column_indices=torch.arange(8))
+    numbers = replace(rows, column_indices=None)
     described = replace(rows, is_class_name=torch.zeros(24, dtype=torch.bool))
-    ordered = replace(rows, shifts=(0, 1, -1))
     weighed = replace(rows, weights=torch.arange(24) + 1.0)
     long = rows.select(torch.arange(24).repeat(TABULAR_MAX_LABELLED_ROWS // 24 + 1))
-    for unusable in (wide, many, described, ordered, weighed, long):
+    for unusable in (wide, many, numbers, described, weighed, long):
         assert list_candidates(unusable, kind) == []
-    assert list_candidates(rows, TabularTransformerFamily(0)) == []
     monkeypatch.setattr(tabular_transformer, "load_pretrained_weights", lambda: None)  # the contest submission has none
     assert list_candidates(rows, kind) == []
     with pytest.raises(ValueError, match="of pretrained weights"):
@@ -296,7 +276,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
         if len(rows.labels.unique()) < 2:
             continue
         right = []
-        for view in (TabularTransformerSpec(2).fit(rows), LinearSpec("standardised").fit(rows)):
+        for view in (TabularTransformerSpec().fit(rows), LinearSpec("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
             prototypes = torch.stack([z[:20][y[:20] == item].mean(dim=0) for item in (0, 1)])
             right.append(accuracy(z[20:] @ F.normalize(prototypes, dim=1).T, y[20:]))
@@ -305,9 +285,9 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
     assert np.mean(lead) > 0.05 + 2 * error
 
 
-@pytest.mark.parametrize("fault", ["class", "none", "order", "weights", "many", "first", "passes", "columns"])
+@pytest.mark.parametrize("fault", ["class", "none", "order", "weights", "many", "first", "columns"])
 def test_invalid_transformer_views_are_refused(fault: str) -> None:
-    view = TabularTransformerSpec(2).fit(draw_table(0))
+    view = TabularTransformerSpec().fit(draw_table(0))
     tensors, config = dict(view.state_dict()), view.config.to_json()
     restored = TabularTransformerView(TabularTransformerConfig.from_json(config))
     restored.check(tensors)
@@ -321,12 +301,11 @@ def test_invalid_transformer_views_are_refused(fault: str) -> None:
         "columns": {"blocks": tensors["blocks"][:-1]},
         "many": {"rows": tensors["rows"].repeat(200, 1), "classes": tensors["classes"].repeat(200)},
         "first": {"blocks": tensors["blocks"] + 1},
-        "passes": {},
     }
     changed = tensors | change[fault]
     config["rows"] = len(changed["rows"])
-    config |= {"passes": {"passes": len(CLASS_CODE_FACTORS) + 1}, "weights": {"checksum": 1}}.get(fault, {})
-    with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|passes|rows"):
+    config |= {"weights": {"checksum": 1}}.get(fault, {})
+    with pytest.raises(ValueError, match=r"tabular transformer|columns|tensor|rows"):
         TabularTransformerView(TabularTransformerConfig.from_json(config)).check(changed)
 
 

@@ -18,27 +18,14 @@ from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.selection.folds import split_folds
-from protonet.views import VIEW_FAMILIES, evaluation, kernel_ridge
+from protonet.views import VIEW_FAMILIES, evaluation
 from protonet.views.distances import batch_invariant_matmul
 from protonet.views.forest import ForestFamily, ForestSpec, ForestView
-from protonet.views.kernel_ridge import (
-    KERNEL_BANDWIDTHS,
-    KERNEL_RIDGE_PENALTIES,
-    KERNEL_RIDGE_SPECS,
-    KernelRidgeFamily,
-    KernelRidgeSpec,
-)
+from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.mlp import MLPFamily, MLPSpec
 from protonet.views.shifts import SERIES_DIFFERENCES, FeatureOrder, detect_feature_order, shift_rows
-from protonet.views.view import (
-    InputMap,
-    LinearMap,
-    LinearMapConfig,
-    TrainingRows,
-    renumber_by_first_row,
-    require_linear_map,
-)
+from protonet.views.view import InputMap, LinearMap, LinearMapConfig, TrainingRows, renumber_by_first_row
 from tests.strategies import blobs, make_network, seeds
 
 
@@ -230,31 +217,6 @@ def test_candidates_are_fitted_to_each_fold_alone() -> None:
     assert result.spec == ForestSpec(3)
 
 
-def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator = make_evaluator(noise=2.0, rows=20)
-    settings = [
-        replace(KERNEL_RIDGE_SPECS[0], bandwidth=bandwidth, ridge=ridge)
-        for bandwidth in KERNEL_BANDWIDTHS
-        for ridge in KERNEL_RIDGE_PENALTIES
-    ]
-    parts = []
-    for source, fold in zip(evaluator.fit_input_maps(KERNEL_RIDGE_SPECS[0]), evaluator.folds, strict=True):
-        rows, queries = evaluator.rows.select(fold.train), evaluator.rows.features[fold.held_out]
-        regression = kernel_ridge._KernelRegression(KERNEL_RIDGE_SPECS[0], require_linear_map(source), rows, queries)
-        cosines = [regression.cosines(bandwidth, KERNEL_RIDGE_PENALTIES) for bandwidth in KERNEL_BANDWIDTHS]
-        parts.append(torch.cat(cosines))
-    every = torch.cat(parts, dim=1)
-    losses = [float(evaluator.compute_losses(item).mean()) for item in every]
-    (halved,) = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1]).candidates(evaluator)
-    monkeypatch.setattr(kernel_ridge, "MIN_HALVING_ROWS", 10**6)
-    (full,) = KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1]).candidates(evaluator)
-    assert isinstance(full.spec, KernelRidgeSpec)
-    position = settings.index(full.spec)
-    assert position == losses.index(min(losses))
-    torch.testing.assert_close(full.cosines, every[position])
-    assert halved.mean_loss < sorted(losses)[len(losses) // 4]
-
-
 def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = make_evaluator(rows=80)  # more than enough rows per fold
     evaluator.best_linear_losses = evaluate_linear(evaluator, "raw").losses
@@ -285,7 +247,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
 def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
     for shifts, index in (((0,), 0), ((0, 1, -1), 2)):
         evaluator = make_evaluator(shifts=shifts)
-        tried = [*KernelRidgeFamily.for_effort("fast").candidates(evaluator), *ForestFamily(10).candidates(evaluator)]
+        tried = [*KernelRidgeFamily().candidates(evaluator), *ForestFamily(10).candidates(evaluator)]
         assert sum(item.spec.use_shifts for item in tried) == index
         assert all(item.spec.use_shifts == item.spec.name.startswith("shifted") for item in tried)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
-from protonet.fit.solver import solve
+from protonet.fit.solver import fit_solution
 from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import BIAS
@@ -26,7 +26,7 @@ from protonet.views.linear import BIAS
 MAX_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
 
-def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
+def solver(episodes: Episodes, *, seed: int = 0) -> Tensor:
     """Classify by the network that `protonet.solve` fits to the support rows.
 
     Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a faster mixture of
@@ -34,7 +34,6 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     to held-out rows.
 
     Args:
-        effort: The search effort of `protonet.solve`: fast, default or best.
         seed: The seed of cross-validation folds and initial weights, the same in every episode.
 
     Source: this package, docs/explanation/how-it-works.md.
@@ -42,7 +41,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
     logits = []
     for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
-        network = solve((support.clone(), labels), None, metadata, effort=effort, seed=seed)
+        network = fit_solution((support.clone(), labels), None, metadata, seed=seed).network
         logits.append(network(query).to(query.dtype))
     return torch.stack(logits)
 
