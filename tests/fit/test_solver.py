@@ -248,7 +248,7 @@ def test_the_number_of_parameters_depends_on_search_time_and_rows() -> None:
 
 def test_progress_is_reported_and_can_end_the_search() -> None:
     reported: list[tuple[str, float]] = []
-    solve_with([(X, Y)], None, SMALL, search=LITTLE, progress=lambda *stage: reported.append(stage))
+    solve([(X, Y)], None, SMALL, progress=lambda *stage: reported.append(stage))
     stages = [
         "linear views",
         "kernel ridge views",

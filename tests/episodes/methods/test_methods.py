@@ -23,6 +23,7 @@ from protonet.episodes.methods.linear import linear_finetune
 from protonet.episodes.samplers import batch
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import InputError
+from protonet.fit.solver import fit_solution
 from protonet.sampling import ClassIndex, index_classes
 from tests.emulated_device import AWAY, Away, EmulatedDevice
 from tests.episodes.cases import (
