@@ -23,6 +23,7 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit import training_set
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.networks import fit_selected_model
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import PARAM_LIMIT, fit_solution
 from protonet.losses import class_means
 from protonet.network import Encoder
