@@ -12,7 +12,7 @@ import numpy as np
 
 from protonet._text import normalize_spelling, to_printable
 from protonet._validation import check_groups
-from protonet.commands.options import FitOptions, path_exists
+from protonet.commands.options import FitOptions
 from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, warn_duplicate_pictures
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
@@ -23,6 +23,7 @@ from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.spellings import detect_respellings, format_respellings
 from protonet.tables.table import MISSING_NOTE, ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import path_exists
 
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
 MAX_LISTED_CONTRADICTORY_ROWS = 3

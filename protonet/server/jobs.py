@@ -21,9 +21,9 @@ from protonet.commands.options import (
     ReadOptions,
     UpdateOptions,
     format_command,
-    make_options,
     to_command_line,
 )
+from protonet.ui.options import make_options
 from protonet.ui.text import format_csv
 
 #: File name and media type of each exported file, by its name on the page.
