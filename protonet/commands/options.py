@@ -15,7 +15,7 @@ from protonet.errors import raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.ui.command_line import check_known_name, parse_finite_number, parse_integer
+from protonet.ui.command_line import check_known_name, parse_integer, parse_number
 from protonet.ui.options import get_option_name, is_positional, option, parse_integer_up_to, path_exists, positional
 
 #: File suffixes of HTML reports.
@@ -65,7 +65,10 @@ def read_guidelines(name: str, text: str) -> str:
         raise_input_error(name, "be a text file", f"{path} ({error.strerror})", "Pass another path.")
 
 
-_parse_positive_integer, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
+_parse_positive_integer, _parse_seconds = (
+    partial(parse_integer, low=1),
+    partial(parse_number, low=0, strict=True, example=10),
+)
 N_DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "

@@ -6,6 +6,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields
@@ -87,15 +88,20 @@ def parse_integer_up_to(high: int, name: str, text: str, *, low: int = 0) -> int
     return check_int(name, parse_integer(name, text, low=low), low=low, high=high)
 
 
+def is_expert(group: str) -> bool:
+    """Test whether the options of a group are in ``--help-all`` alone."""
+    return bool(group) and not group.startswith("|")
+
+
 def add_options(parser: CommandParser, options_type: type) -> None:
     """Add the options that the fields of a dataclass declare to a parser."""
     groups: dict[str, Any] = {"": parser}
-    for declared in list_options(options_type):
+    for declared in sorted(list_options(options_type), key=lambda declared: is_expert(declared.metadata["group"])):
         settings = {key: value for key, value in declared.metadata.items() if key not in {"parse", "suffixes"}}
         names, group, kind = settings.pop("names"), settings.pop("group"), str(declared.type)
         if group not in groups:
-            exclusive = group.startswith("|")
-            groups[group] = parser.add_mutually_exclusive_group() if exclusive else parser.add_expert_group(group)
+            expert = is_expert(group)
+            groups[group] = parser.add_expert_group(group) if expert else parser.add_mutually_exclusive_group()
         if "Path" in kind and "str" not in kind:
             settings["type"] = Path
         if is_positional(declared):
@@ -112,8 +118,12 @@ def add_options(parser: CommandParser, options_type: type) -> None:
 
 
 def parse_options(parser: CommandParser, options_type: type, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the words of a command line, None for those of the process; ``parser`` has the options of a dataclass."""
+    """Parse the words of a command line, None for those of the process; ``parser`` has the options of a dataclass.
+
+    Returns the values of the options; and, as ``words``, the words themselves.
+    """
     options = parser.parse_args(words)
+    options.words = [*(sys.argv[1:] if words is None else words)]
     for declared in list_options(options_type):
         value, convert = getattr(options, declared.name), declared.metadata.get("parse")
         if convert is not None and isinstance(value, str):
@@ -122,8 +132,9 @@ def parse_options(parser: CommandParser, options_type: type, words: Sequence[str
 
 
 def make_options(options_type: type[OptionsT], parsed: object) -> OptionsT:
-    """Create an options dataclass from an object with attributes of the same names, such as parsed arguments."""
-    return options_type(**{declared.name: getattr(parsed, declared.name) for declared in list_options(options_type)})
+    """Create an options dataclass from an object with attributes of the same names, such as parsed options."""
+    names = [declared.name for declared in fields(options_type) if hasattr(parsed, declared.name)]  # type: ignore[arg-type]
+    return options_type(**{name: getattr(parsed, name) for name in names})
 
 
 def check_output_paths(options: object, options_type: type, inputs: Collection[Path]) -> dict[str, Path]:

@@ -109,7 +109,7 @@ def test_errors(command: Command) -> None:
             "`--tune` must find 4 validation classes, .*; got 3. Pass `--way` 3, or use data",
         ),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
-        ("--base x.npz", "`--base` must be another data set than --dataset"),
+        ("--base x.npz", "`--base` must be another data set than `--dataset`"),
         ("--base wide.npz", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),
         ("--method tip-adapter", "`--method` must find texts that name the classes; got none for tip-adapter"),
         ("--method tip-adapter --texts base.npz", "must have a text of each class, by name; got none for 4"),

@@ -155,7 +155,7 @@ def evaluate(
     config: Sampler,
     *,
     seed: int = 0,
-    n_episodes: int = 2000,
+    episodes: int = 2000,
     base: BaseClasses | None = None,
     texts: Tensor | None = None,
     trained: TrainedEncoder | None = None,
@@ -180,7 +180,7 @@ def evaluate(
             change, with the queries in random order, and may use gradients.
         config: The protocol: an `EpisodeConfig` or another sampler.
         seed: Seed of the episodes, in [0, 2**63).
-        n_episodes: Largest number of episodes, >= 1.
+        episodes: Largest number of episodes, >= 1.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, the embedding of a text that names each class, on the device of the
             rows, for methods that use texts.
@@ -205,7 +205,7 @@ def evaluate(
             shape than (classes, dim), or a method's logits have the wrong shape or are not finite.
     """
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    n_episodes = check_int("n_episodes", n_episodes, low=1)
+    n_episodes = check_int("episodes", episodes, low=1)
     _check_types(x, index, methods, config, has_take=take is not None)
     expected = (len(index.class_counts), x.shape[1])
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
@@ -230,10 +230,10 @@ def evaluate(
             predictions: dict[str, list[QueryPredictions]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
                 block = batch.select_episodes(slice(start, start + size))
-                episodes = gather_episodes(take, block, base, class_texts, trained, shape)
+                gathered = gather_episodes(take, block, base, class_texts, trained, shape)
                 n_known = int((block.query_labels[0] >= 0).sum())  # queries of open classes come last
                 for name, method in methods.items():
-                    logits = _classify_batch(name, method, episodes, first + block.episode_positions, seed)
+                    logits = _classify_batch(name, method, gathered, first + block.episode_positions, seed)
                     predictions[name].append(predict_queries(logits, n_known))
             for name, blocks in predictions.items():
                 joined = QueryPredictions(*map(torch.cat, zip(*blocks, strict=True)))
@@ -282,17 +282,17 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
         raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {max_row}", remedy)
 
 
-def check_methods(methods: object) -> None:
-    """Raise an InputTypeError unless the methods are a mapping from names to functions."""
+def check_methods(methods: object, argument: str = "methods") -> None:
+    """Raise an InputTypeError about ``argument`` unless the methods are a mapping from names to functions."""
     if not isinstance(methods, Mapping) or not methods:
         got = "none" if isinstance(methods, Mapping) else type(methods).__name__
         remedy = "Pass choose_methods([...]), or a dict."
-        raise_input_error("methods", "be a mapping from names to methods", got, remedy, kind=InputTypeError)
+        raise_input_error(argument, "be a mapping from names to methods", got, remedy, kind=InputTypeError)
     for name, method in methods.items():
         if not callable(method):
             remedy = "Pass a function from episodes to logits."
             got = f"{type(method).__name__} as {name!r}"
-            raise_input_error("methods", "hold functions", got, remedy, kind=InputTypeError)
+            raise_input_error(argument, "hold functions", got, remedy, kind=InputTypeError)
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -36,10 +35,10 @@ from protonet.datasets.pictures import (
 from protonet.embeddings.encoder import hash_file
 from protonet.embeddings.pictures.networks import PictureExtractor, load_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
-from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_IMAGE_SIZE, load_source, locate_pictures
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
 from protonet.episodes.networks.checkpoints import load_trained_encoder
+from protonet.episodes.options import CLIP_PROMPT_TEMPLATE, PICTURE_BATCH_SIZE, ExtractOptions
 from protonet.episodes.plugins import PLUGIN_PATTERN, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import hash_class_rows
 from protonet.errors import optional_packages, raise_input_error
@@ -161,7 +160,7 @@ def _raise_output_exists(path: Path, *, resume: bool) -> NoReturn:
     raise_input_error("output", "be a new file", f"{path}, which exists", remedy)
 
 
-def run_extract(options: argparse.Namespace) -> None:
+def run_extract(options: ExtractOptions) -> None:
     """Run the command ``extract``: embed pictures, rows or class names, and write the embeddings to an NPZ file."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
@@ -181,7 +180,7 @@ def run_extract(options: argparse.Namespace) -> None:
     print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
-def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> PictureExtractor:
+def _open_extractor(options: ExtractOptions, image_set: ImageSet | None, device: str) -> PictureExtractor:
     """Load the network of the option ``--backbone``: a user's function, a file, or a library's network by name."""
     is_plugin = PLUGIN_PATTERN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
@@ -225,7 +224,7 @@ def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtrac
     return PictureExtractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_picture_job(image_set: ImageSet, options: ExtractOptions, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds a set of pictures or, with the option ``--maps``, computes their feature maps."""
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
@@ -300,7 +299,7 @@ def _list_labels_and_sides(data: Dataset) -> tuple[list[str], list[str] | None]:
     return [data.class_names[label] for label in labels], sides
 
 
-def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
+def _make_row_job(options: ExtractOptions, device: str) -> EmbeddingJob:
     """Make the job that embeds the rows of a data set by a meta-trained encoder, a checkpoint of ``train``."""
     path = options.backbone
     if options.texts or options.weights:
@@ -343,9 +342,9 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _make_class_prompt_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_class_prompt_job(options: ExtractOptions, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds one text for each class and template, such as "a photo of a NAME."."""
-    embed_texts, data, templates = extractor.embed_texts, options.data, options.template
+    embed_texts, data, templates = extractor.embed_texts, options.data, options.template or (CLIP_PROMPT_TEMPLATE,)
     if embed_texts is None:
         got = extractor.settings["backbone"]
         remedy = "Pass a network of pictures and texts."
@@ -363,7 +362,7 @@ def _make_class_prompt_job(options: argparse.Namespace, extractor: PictureExtrac
             yield embed_texts(texts[start : start + PICTURE_BATCH_SIZE]).numpy()
 
     labels = [label for label in classes for _ in templates]
-    made = {"data": data, **extractor.settings, "templates": templates}
+    made = {"data": data, **extractor.settings, "templates": list(templates)}
     step = PICTURE_BATCH_SIZE
     return EmbeddingJob(
         labels=labels, inputs=texts, embed_from=embed, batch_size=step, provenance=made, source_hash=str(texts)

@@ -105,7 +105,7 @@ def semi_kmeans_masked(
 def get_unlabelled_rows(episodes: Episodes) -> Tensor:
     """Get the unlabelled rows (episodes, n_unlabelled, dim); raise an InputError if there are none."""
     if episodes.unlabelled is None:
-        remedy = "Ask for unlabelled rows (`n_unlabelled` 5), or leave this method out."
+        remedy = "Ask for unlabelled rows (`unlabelled` 5), or leave this method out."
         raise_input_error("unlabelled", "be known", None, remedy)
     return episodes.unlabelled
 

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.samplers.sampler import (
     RandomStream,
     RowPool,
@@ -24,6 +23,7 @@ from protonet.episodes.samplers.sampler import (
     Sampler,
     sample_uniform_by_episode,
 )
+from protonet.episodes.settings import TrainingPlan
 from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
 ROWS_PER_CHUNK = 8192  #: Number of rows that are summed or hashed at a time.

@@ -108,17 +108,13 @@ class FixedSplit(sampler.Sampler):
         full test set, three draws. https://arxiv.org/abs/2109.01134
     """
 
-    n_shot: int  #: Support rows per class, >= 1.
+    #: Minimum and maximum number of support rows per class, >= 1; here they are equal.
+    shot: tuple[int, int] = (1, 1)
     #: The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
     n_training_rows: tuple[int, ...] = ()
-    #: Whether a class may have fewer than ``n_shot`` training rows; all of them are then its support, as in the paper's
+    #: Whether a class may have fewer than ``shot`` training rows; all of them are then its support, as in the paper's
     #: code.
     allow_small: bool = False
-
-    @property
-    def shot(self) -> tuple[int, int]:
-        """Minimum and maximum number of support rows per class, which are equal here."""
-        return self.n_shot, self.n_shot
 
     @property
     def n_required_classes(self) -> int:
@@ -141,12 +137,16 @@ class FixedSplit(sampler.Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
-        check_int("shot", self.n_shot, low=1, high=MAX_CLASSES_OR_ROWS)
+        shot = check_int("shot", self.shot[0], low=1, high=MAX_CLASSES_OR_ROWS)
+        if self.shot[1] != shot:
+            raise_input_error(
+                "shot", "be one number with a fixed test split", sampler.format_span(self.shot), "Pass a number."
+            )
         if len(self.n_training_rows) != len(index.class_counts) or len(self.n_training_rows) < 2:
             got = f"{len(self.n_training_rows)} for {len(index.class_counts)}"
             remedy = "Pass the counts of all classes."
-            raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
-        needed = 1 if self.allow_small else self.n_shot
+            raise_input_error("n_training_rows", "be one count for each of at least 2 classes", got, remedy)
+        needed = 1 if self.allow_small else shot
         for c, (n_train, size) in enumerate(zip(self.n_training_rows, index.class_counts.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
@@ -160,11 +160,11 @@ class FixedSplit(sampler.Sampler):
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
-        shape = (n_episodes, len(train), self.n_shot)
+        shape = (n_episodes, len(train), self.shot[0])
         offsets = draw_without_replacement(
             sampler.sample_uniform_by_episode(seed, sampler.RandomStream.ROW, first, shape), train.expand(shape[:2])
         )
-        drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
+        drawn = torch.arange(self.shot[0]) < train[:, None]  # (classes, shot)
         test = index.class_counts - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
@@ -190,4 +190,4 @@ class FixedSplit(sampler.Sampler):
 
     def format_title(self) -> str:
         """Format the settings as a short title of the protocol, for reports and logs."""
-        return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"
+        return f"all {self.n_required_classes} ways, {self.shot[0]}-shot, queries of a fixed test split"

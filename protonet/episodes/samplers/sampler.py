@@ -76,7 +76,7 @@ class Sampler(ABC):
     """
 
     n_base_classes: int = 0  #: Number of base classes in each episode. Their labels come before the other labels.
-    n_unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
+    unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
 
     @property
     @abstractmethod

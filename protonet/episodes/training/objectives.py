@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.methods.encoders import classify_adapted
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
+from protonet.episodes.settings import TrainingPlan
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 

@@ -15,12 +15,12 @@ from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate, get_pr
 from protonet.episodes.evaluation.statistics import interval_half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, augment_rows
 from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, embed_rows_in_batches
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import RowReader
+from protonet.episodes.settings import TrainingPlan
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
@@ -154,5 +154,5 @@ def _score_methods(
     index = config.validate(index, ())
     n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
     group = get_process_group()
-    scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
+    scores = evaluate(x, index, methods, config, episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -25,10 +24,11 @@ from protonet._io import progress_bar
 from protonet._validation import check_device
 from protonet.episodes.evaluation.evaluate import ProcessGroup, get_process_group, join_process_group
 from protonet.episodes.features.sources import is_same_source, load_source
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks import checkpoints
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_batch_norm_statistics
+from protonet.episodes.options import TrainOptions
+from protonet.episodes.settings import TrainingPlan
 from protonet.episodes.training.objectives import META_TRAINING, MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
@@ -39,6 +39,7 @@ from protonet.episodes.training.tasks import (
     select_split_side,
 )
 from protonet.errors import raise_input_error
+from protonet.ui.options import make_options
 
 #: Prefixes of the names of a checkpoint's tensors: the learner's, the averaged weights and the optimizer's state. The
 #: prefix of the best weights is ``BEST_WEIGHTS_PREFIX``.
@@ -278,12 +279,12 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_train(options: argparse.Namespace) -> None:
+def run_train(options: TrainOptions) -> None:
     """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
     If the encoder is not more accurate than the raw features, its file says so, and an InputError is raised.
     """
-    plan: TrainingPlan = options.plan
+    plan = make_options(TrainingPlan, options)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     with join_process_group(device):
@@ -291,7 +292,7 @@ def run_train(options: argparse.Namespace) -> None:
         if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
-        begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
+        begun = options.resume and options.output.exists()  # a run may be killed before its first checkpoint
         stored = checkpoints.read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
             checkpoints.read_checkpoint("start", plan.start)  # raises before the work if the file is missing
@@ -309,8 +310,10 @@ def run_train(options: argparse.Namespace) -> None:
         run.raw = score_best_raw_method(validation, plan)
         if stored is not None:
             restore_run(run, *stored)
-        train(run, base, validation, options.paths)
-    if checkpoint := options.paths.get("output"):
+        outputs = {"output": options.output} | ({} if options.log is None else {"log": options.log})
+        train(run, base, validation, outputs if group.rank == 0 else {})
+    if group.rank == 0:
+        checkpoint = options.output
         step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
         if not run.beats_raw_features:

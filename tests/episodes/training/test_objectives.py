@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.evaluation.evaluate import ProcessGroup
-from protonet.episodes.names import OBJECTIVES, TrainingPlan
+from protonet.episodes.names import OBJECTIVES
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.settings import TrainingPlan
 from protonet.episodes.training.objectives import (
     META_TRAINING,
     AdaptedLearner,
