@@ -16,7 +16,15 @@ from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import check_known_name, parse_integer, parse_number
-from protonet.ui.options import get_option_name, is_positional, option, parse_integer_up_to, path_exists, positional
+from protonet.ui.options import (
+    get_argument_name,
+    get_option_name,
+    is_positional,
+    option,
+    parse_integer_up_to,
+    path_exists,
+    positional,
+)
 
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
@@ -351,11 +359,9 @@ class ServeOptions(AddressOptions):
 
 
 _OPTION_SETS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
-#: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
-COMMAND_LINE_NAMES = {
-    **{declared.name: get_option_name(declared) for kind in (*_OPTION_SETS, ServeOptions) for declared in fields(kind)},
-    **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
-    **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
+#: The name on the command line, such as "--drop", of each option that a note has in backquotes.
+OPTION_NAMES_IN_NOTES = {
+    declared.name: get_argument_name(declared) for kind in (*_OPTION_SETS, ServeOptions) for declared in fields(kind)
 }
 
 
@@ -371,7 +377,7 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 def replace_argument_names(notes: Sequence[str]) -> list[str]:
     """Replace argument names in backquotes by the names of command-line options, such as ``--drop``, in each note."""
-    return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
+    return [re.sub(r"`(\w+)`", lambda name: OPTION_NAMES_IN_NOTES.get(name[1], name[0]), note) for note in notes]
 
 
 def to_command_line(options: object) -> list[str]:
