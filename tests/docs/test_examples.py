@@ -15,7 +15,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,8 @@ def test_the_commands_of_meta_training_run(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_data(work / "tiny.npz")
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=10, n_maml_episodes=2))
+    monkeypatch.setattr(tasks, "N_VALIDATION_EPISODES", 10)
+    monkeypatch.setattr(tasks, "N_MAML_VALIDATION_EPISODES", 2)
     baseline = ("protonet", tasks.ValidationScore(0, 0.0, 0.0))  # encoders of one step are worse than raw features
     monkeypatch.setattr("protonet.episodes.training.train.score_best_raw_method", lambda *_: baseline)
     (block,) = (b for b in read_blocks("docs/how-to/meta-training.md") if "--objective maml" in b.text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -48,20 +48,6 @@ def ridge_regression(
     return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6
 
 
-@dataclass(frozen=True)
-class LogisticNewtonLimits:
-    """The limits of Newton's method for logistic regression. All values are our own choice."""
-
-    max_steps: int = 30  #: Maximum number of Newton steps.
-    max_conjugate_gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
-    max_relative_residual: float = 0.1  #: Conjugate gradients end at this fraction of the initial residual.
-    max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    loss_tolerance_epsilons: float = 8  #: Relative increases of the loss by fewer epsilons count as rounding errors.
-
-
-LOGISTIC_NEWTON_LIMITS = LogisticNewtonLimits()
-
-
 def logistic_regression(
     episodes: Episodes, *, inverse_penalty: Annotated[Positive, SearchSpace((0.1, 1.0, 10.0, 100.0))] = 1.0
 ) -> Tensor:
@@ -102,6 +88,9 @@ def fit_logistic(
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """
+    max_steps = 30  # maximum number of Newton steps
+    max_halvings = 20  # maximum number of times that a step is halved because it would increase the loss
+    loss_tolerance_epsilons = 8  # relative increases of the loss by fewer epsilons count as rounding errors
     mean = rows.mean(dim=1, keepdim=True)  # goes into the intercept: centred rows need fewer steps
     rows = torch.cat([rows - mean, torch.ones_like(rows[:, :, :1])], dim=2)  # (episodes, n, dim + 1)
     penalty = rows.new_full((rows.shape[2], 1), 1 / inverse_penalty)
@@ -110,7 +99,7 @@ def fit_logistic(
     logits = torch.zeros_like(target)
     loss = _compute_objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
-    for _ in range(LOGISTIC_NEWTON_LIMITS.max_steps):
+    for _ in range(max_steps):
         probability = logits.softmax(dim=2)
         gradient = _multiply_transpose(rows, probability - target) + penalty * weight
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
@@ -120,9 +109,9 @@ def fit_logistic(
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(LOGISTIC_NEWTON_LIMITS.max_halvings):
+        for _ in range(max_halvings):
             trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + LOGISTIC_NEWTON_LIMITS.loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -138,10 +127,12 @@ def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: 
 
 def _compute_newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
+    max_conjugate_gradient_steps = 50  # maximum number of conjugate gradient steps per Newton step
+    max_relative_residual = 0.1  # conjugate gradients end at this fraction of the initial residual
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner_product(residual, residual)
-    enough = LOGISTIC_NEWTON_LIMITS.max_relative_residual**2 * square
-    for _ in range(LOGISTIC_NEWTON_LIMITS.max_conjugate_gradient_steps):
+    enough = max_relative_residual**2 * square
+    for _ in range(max_conjugate_gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import draw_row_orders, one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
-from protonet.episodes.methods.svm import INTERIOR_POINT_LIMITS, compute_max_step_size
+from protonet.episodes.methods.svm import (
+    BOUNDARY_FRACTION,
+    INTERIOR_POINT_TOLERANCE,
+    MAX_INTERIOR_POINT_STEPS,
+    compute_max_step_size,
+)
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
@@ -259,9 +264,9 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
     flow = supply[:, :, None] * demand[:, None, :] / supply.sum(dim=1)[:, None, None]
     slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # the costs less the prices of both ends
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
-    for _ in range(INTERIOR_POINT_LIMITS.max_steps):
+    for _ in range(MAX_INTERIOR_POINT_STEPS):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
-        going = gap > INTERIOR_POINT_LIMITS.relative_tolerance * first
+        going = gap > INTERIOR_POINT_TOLERANCE * first
         if not bool(going.any()):
             break
         barrier_ratio = flow / slack
@@ -280,8 +285,8 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         flow_step, slack_step = solve(flow * slack + flow_step * slack_step - centre)
         flow_size, slack_size = compute_max_step_size(flow, flow_step), compute_max_step_size(slack, slack_step)
-        flow = (flow + INTERIOR_POINT_LIMITS.boundary_fraction * flow_size * flow_step).where(going, flow)
-        slack = (slack + INTERIOR_POINT_LIMITS.boundary_fraction * slack_size * slack_step).where(going, slack)
+        flow = (flow + BOUNDARY_FRACTION * flow_size * flow_step).where(going, flow)
+        slack = (slack + BOUNDARY_FRACTION * slack_size * slack_step).where(going, slack)
     return flow
 
 

@@ -29,7 +29,7 @@ from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_batch_norm_statistics
 from protonet.episodes.options import TrainOptions
 from protonet.episodes.settings import TrainingPlan
-from protonet.episodes.training.objectives import META_TRAINING, MetaLearner, make_learner
+from protonet.episodes.training.objectives import MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -104,6 +104,12 @@ def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
     }
 
 
+#: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
+WEIGHT_AVERAGE_DECAY = 0.99
+#: In step t the decay is at most t / (t + this), so that the initial weights are forgotten soon.
+WEIGHT_AVERAGE_DELAY = 9
+
+
 def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
@@ -130,7 +136,7 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
     run.step += 1
     decay = 0.0
     if run.learner.is_averaged:
-        decay = min(META_TRAINING.weight_average_decay, run.step / (run.step + META_TRAINING.weight_average_delay))
+        decay = min(WEIGHT_AVERAGE_DECAY, run.step / (run.step + WEIGHT_AVERAGE_DELAY))
     for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
@@ -178,6 +184,10 @@ def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str
     run.losses = metadata["losses"]
 
 
+#: The statistics of batch normalisation are measured on at least this many training rows.
+MIN_BATCH_NORM_ROWS = 2048
+
+
 def train(run: TrainingRun, base: SplitSide, validation: SplitSide, outputs: Mapping[str, Path]) -> None:
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
@@ -194,7 +204,7 @@ def train(run: TrainingRun, base: SplitSide, validation: SplitSide, outputs: Map
 
         def validate() -> None:
             n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
-            n_batches = -(-META_TRAINING.min_batch_norm_rows // n_rows)
+            n_batches = -(-MIN_BATCH_NORM_ROWS // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
             measure_batch_norm_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step)

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.settings import TrainingPlan
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
+from protonet.episodes.training.objectives import LOSS_NAMES, make_learner
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.cases import SIDES, Command, make_data, save_data
@@ -43,8 +42,9 @@ run_train = partial(run_subcommand, "train")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_maml_episodes=4))
-    monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, min_batch_norm_rows=40))
+    monkeypatch.setattr(tasks, "N_VALIDATION_EPISODES", 20)
+    monkeypatch.setattr(tasks, "N_MAML_VALIDATION_EPISODES", 4)
+    monkeypatch.setattr(training, "MIN_BATCH_NORM_ROWS", 40)
     save_data(tmp_path / "tiny.npz")
     return tmp_path
 
