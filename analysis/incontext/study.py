@@ -46,7 +46,6 @@ COMPARISON_SIZES = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10)
 N_COMPARISON_TABLES = 192
 #: Tables between two lines of the log; a line evaluates every ``LOG_TASK_STRIDE``-th validation task.
 TABLES_PER_LOG_LINE, LOG_TASK_STRIDE = 250_000, 6
-LOSS_AVERAGING_STEPS = 50  #: Number of steps over which the loss in the progress bar is averaged.
 TABLE_NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
@@ -197,13 +196,15 @@ def _train_and_log(trainer: Trainer, path: Path, tasks: Sequence[EvaluationTask]
         log.append({"tables": trainer.tables, "accuracy": accuracy, "loss": loss})
         write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
+    # Number of steps over which the loss in the progress bar is averaged.
+    loss_averaging_steps = 50
     with tqdm(total=trainer.max_tables, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
         losses: list[Tensor] = []
 
         def update_progress(count: int, loss: Tensor) -> None:
             losses.append(loss)
             bar.update(count)
-            if len(losses) == LOSS_AVERAGING_STEPS:  # reading a tensor waits for the GPU
+            if len(losses) == loss_averaging_steps:  # reading a tensor waits for the GPU
                 bar.set_postfix(loss=f"{float(torch.stack(losses).mean()):.3f}", refresh=False)
                 losses.clear()
             if trainer.tables // TABLES_PER_LOG_LINE > (trainer.tables - count) // TABLES_PER_LOG_LINE:

@@ -56,7 +56,6 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "embeddings of 50,000 x 20": [(50_000, 20)],
     "a vector of 1,000,000": [(1_000_000,)],
 }
-N_ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table whose gradients are not 0.
 TABLE_NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
@@ -128,9 +127,10 @@ def make_weights_and_gradients(name: str) -> tuple[list[Tensor], list[list[Tenso
     generator = torch.Generator().manual_seed(0)
     shapes = SHAPE_CASES[name]
     gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
+    n_rows_with_gradient = 200  # rows of an embedding table whose gradients are not 0
     if name.startswith("embeddings"):
         for (table,) in gradients:
-            table[N_ROWS_WITH_GRADIENT:] = 0
+            table[n_rows_with_gradient:] = 0
     return [torch.ones(shape) for shape in shapes], gradients
 
 

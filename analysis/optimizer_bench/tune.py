@@ -35,8 +35,6 @@ SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measu
 COARSE_RATE_FACTOR, FINE_RATE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-#: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
-CANDIDATE_HORIZONS = (1.0, 0.6, 0.35, 0.0)
 COARSE_WEIGHT_DECAYS = (0.01, 0.1)
 SOURCE_FILE = "analysis/optimizer_bench/tune.py"
 TABLE_COLUMNS = {
@@ -146,7 +144,9 @@ def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tupl
     else:
         tuned = search_learning_rate(measure, start._replace(horizon=1.0), FINE_RATE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
-    ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
+    # Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
+    candidate_horizons = (1.0, 0.6, 0.35, 0.0)
+    ends = [tuned._replace(horizon=horizon) for horizon in candidate_horizons]
     # A constant rate must be lower.
     ends = [choose_setting(measure, ends[:-1]), search_learning_rate(measure, ends[-1], FINE_RATE_FACTOR)]
     finalists = sorted(ends, key=lambda setting: _min_smoothed_loss(measure(setting, SEEDS[0])))

@@ -31,7 +31,6 @@ METHOD_TITLES = {
     measure.TFIDF: "TF-IDF, logistic regression",
     measure.SETFIT: "SetFit's recipe",
 }
-MAX_SETFIT_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
@@ -82,6 +81,8 @@ def run(options: Options) -> runner.StudyReport:
     paths = measure.list_datasets(options.folder)
     chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
+    # Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
+    max_setfit_classes = 8
     for seed in range(options.splits):
         for name in chosen:
             items = measure.read_dataset(paths[name])
@@ -89,7 +90,7 @@ def run(options: Options) -> runner.StudyReport:
             readers = [name for name in packaged if ENCODER_PACKAGES[name].modality == items.modality]
             reads = next(iter(readers), measure.NO_ENCODER)
             for shots in options.shots:
-                setfit = options.setfit and len(items.classes) <= MAX_SETFIT_CLASSES
+                setfit = options.setfit and len(items.classes) <= max_setfit_classes
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [measure.MethodRun(name, shots, seed, method, *fixed) for method in methods]

@@ -39,10 +39,8 @@ from solution.pack import ROOT
 
 #: Passes over the tasks, tasks per step, learning rate and weight decay.
 EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
-VIEW_DROPOUT = 0.15  #: Probability that an episode lacks a view.
 MAX_TEST_ROWS = 120
 N_FOLDS = 4  #: Folds of families of data sets.
-COMPARED_EPOCHS = (10, 80)  #: Numbers of training epochs of further variants of the prior.
 #: The data sets of `analysis.real_data.sets` that share rows with each of them, by name.
 JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
 DATASET_FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
@@ -149,10 +147,11 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     steps = max(11, epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.is_class.sum(dim=1).float().log()
+    view_dropout = 0.15  # probability that an episode lacks a view
     for _ in range(epochs):
         for some in torch.randperm(len(batch.initial_log_influence), generator=generator).split(BATCH_SIZE):
             part = batch.select_tasks(some)
-            present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= VIEW_DROPOUT)
+            present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= view_dropout)
             is_present = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
             loss = (score_view_weights(part, *_compute_log_weights(prior, part, is_present))[0] / guessing[some]).mean()
             optimizer.zero_grad()
@@ -222,13 +221,14 @@ def compare_priors(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int)
     blind = batch._replace(view_tags=torch.zeros(len(tasks), batch.view_tags.shape[1], len(VIEW_TAGS)))
     unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
+    compared_epochs = (10, 80)  # numbers of training epochs of further variants of the prior
     variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [
         ("learned", batch, everything, epochs),
         ("learned, without the kinds of views", blind, everything, epochs),
         ("learned, the problem not seen", unseen, everything, epochs),
         ("learned on half of the tasks", batch, half, 2 * epochs),
         ("learned on synthetic tasks alone", batch, synthetic, 2 * epochs),
-        *((f"learned in {count} epochs", batch, everything, count) for count in COMPARED_EPOCHS),
+        *((f"learned in {count} epochs", batch, everything, count) for count in compared_epochs),
     ]
     start = torch.stack(evaluate_prior(WeightingPrior().eval(), batch))
     rows = [_average_scores("what held-out rows suggest", start, start, judged)]

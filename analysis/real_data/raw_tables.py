@@ -37,7 +37,6 @@ SHOTS = (5, 20)  #: Labelled rows per class; a hash of the path determines which
 MAX_FILE_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
 LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
 METHODS = {"default": "protonet", "fast": "protonet, fast", "forest": "skrub, forest", "logistic": "skrub, logistic"}
-MIN_REPOSITORY_TABLES = 10  #: Repositories with fewer tables share a line of the result.
 TABLE_NOTE = """
 Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. "Best of skrub"
 is the better of its two pipelines for each table, with hindsight. Differences are those of the default effort, ± one
@@ -202,8 +201,9 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SHOTS}
     repositories = [row["path"].partition("/")[0] for row in rows]
     sizes = Counter(repositories)
+    min_repository_tables = 10  # repositories with fewer tables share a line of the result
     for name, row in zip(repositories, rows, strict=True):
-        parts.setdefault(name if sizes[name] >= MIN_REPOSITORY_TABLES else "other repositories", []).append(row)
+        parts.setdefault(name if sizes[name] >= min_repository_tables else "other repositories", []).append(row)
     lines = []
     for name, part in parts.items():
         if not part:

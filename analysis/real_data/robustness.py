@@ -74,7 +74,6 @@ COMPARED_QUANTITIES = (
     tables.ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
     tables.ComparedQuantity("seconds", "fit seconds"),
 )
-MAX_ACCEPTED_REGRET = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 TABLE_NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -228,7 +227,9 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
         colour = (shade, 0.25 + shade / 2, 0.55)
         axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
-    axes.axvline(-MAX_ACCEPTED_REGRET, color="0.6", lw=1, ls=":")
+    # Maximal regret in points that is acceptable on a row; the plot shows it as a line.
+    max_accepted_regret = 1.5
+    axes.axvline(-max_accepted_regret, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

@@ -24,9 +24,6 @@ from protonet.embeddings.pictures.reading import item_progress_bar, raise_unread
 from protonet.errors import raise_input_error
 from protonet.views.config import UntrustedComponent, raise_unless
 
-#: Number of digests in one SQL query, since older versions of SQLite limit the number of variables in a statement.
-DIGESTS_PER_SQL_QUERY = 500
-
 
 class EmbeddingCache:
     """A cache of embeddings in an SQLite file, by the SHA-256 of the embedded text or picture.
@@ -74,9 +71,12 @@ class EmbeddingCache:
         keys = list(dict.fromkeys(digests))
         if self.connection is None:
             return embeddings
+        # Number of digests in one SQL query, since older versions of SQLite limit the number of variables in a
+        # statement.
+        digests_per_sql_query = 500
         with self._handle_errors():
-            for first in range(0, len(keys), DIGESTS_PER_SQL_QUERY):
-                batch = keys[first : first + DIGESTS_PER_SQL_QUERY]
+            for first in range(0, len(keys), digests_per_sql_query):
+                batch = keys[first : first + digests_per_sql_query]
                 query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
                 for key, content in self.connection.execute(query, batch):
                     if len(content) == 4 * width:

@@ -46,8 +46,6 @@ from protonet.tables.columns.parsing import is_missing, replace_missing_cells
 from protonet.tables.formats import make_text_array
 from protonet.ui.html import format_page
 
-#: Maximal bytes of a body, such as a picture.
-MAX_BODY_BYTES = 32 * 2**20
 #: Maximal pixels per side of a picture on the page.
 MAX_PICTURE_SIDE = 640
 #: Maximal number of columns of a table that the page describes.
@@ -409,7 +407,8 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    max_body_bytes = 32 * 2**20  # maximal bytes of a body, such as a picture
+    policy = make_access_policy(options.host, options.allowed_hosts, max_body_bytes)
     policy.response_timeout_seconds = 120.0
     listening = app.open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)

@@ -38,27 +38,12 @@ from protonet.metrics import sum_confidence_bins
 from protonet.sampling import ClassIndex
 
 EPISODES_PER_SYNC = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
-#: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
-#: of other sizes could round differently.
-MAX_EPISODES_PER_BATCH = 64
 #: The first batches end after these numbers of episodes. They are smaller, so that slow methods show progress early.
 FIRST_EPISODE_BATCH_ENDS = (1, 4, 16, 64)
-#: If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead per
-#: batch would take most of the time.
-MAX_FEATURES_FOR_LARGE_BATCHES = 160
-#: The number of feature values of episodes (rows times features) that a method gets at a time: most methods are fastest
-#: while these fit into the processor's caches. With twice as many, methods with many small steps are 15 % faster and
-#: the others slower.
-FEATURE_VALUES_PER_CALL = 2**21
 #: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
 #: a time, to limit the memory.
 MAX_DOT_PRODUCTS_PER_CALL = 2**27
-#: The number of logits that are scored at a time: they fit into the processor's cache, where they are read several
-#: times.
-LOGITS_PER_BLOCK = 2**18
-QUERIES_PER_REGISTER = 64  #: A multiple of the numbers of floats in a vector register of any processor.
 MIN_QUERIES_PER_CALL = 1024  #: Inductive methods classify at least this many queries at a time.
-TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
 QUERY_COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
 
 
@@ -218,6 +203,11 @@ def evaluate(
     finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
+    # The number of feature values of episodes (rows times features) that a method gets at a time: most methods are
+    # fastest while these fit into the processor's caches. With twice as many, methods with many small steps are 15 %
+    # faster and the others slower.
+    feature_values_per_call = 2**21
+
     def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, EpisodeScores]:
         """Score all methods on sampled episodes, which are numbered from ``first`` on."""
         positions: list[Tensor] = []
@@ -225,7 +215,7 @@ def evaluate(
         for batch in split_by_size(sampled):
             rows = (batch.support_ids, batch.query_ids, batch.unlabelled_ids)
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
-            size = max(1, FEATURE_VALUES_PER_CALL // features_per_episode)
+            size = max(1, feature_values_per_call // features_per_episode)
             positions.append(batch.episode_positions)
             predictions: dict[str, list[QueryPredictions]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
@@ -302,7 +292,13 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
     """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
     fast = len(ours) == len(methods) and not any(method.spec.is_slow for method in ours)
-    return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_FEATURES_FOR_LARGE_BATCHES else MAX_EPISODES_PER_BATCH
+    # Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because
+    # batches of other sizes could round differently.
+    max_episodes_per_batch = 64
+    # If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead
+    # per batch would take most of the time.
+    max_features_for_large_batches = 160
+    return EPISODES_PER_SYNC if fast and x.shape[1] < max_features_for_large_batches else max_episodes_per_batch
 
 
 def is_batch_end(n_episodes: int, batch_size: int) -> bool:
@@ -362,8 +358,13 @@ def predict_queries(logits: Tensor, n_known: int) -> QueryPredictions:
     """Predict the class of each query from logits (episodes, n_queries, n_way), of which ``n_known`` are known."""
     logits = logits.transpose(1, 2)  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     n_episodes, n_way, n_queries = logits.shape
+    # The number of logits that are scored at a time: they fit into the processor's cache, where they are read several
+    # times.
+    logits_per_block = 2**18
+    # A multiple of the numbers of floats in a vector register of any processor.
+    queries_per_register = 64
     # Whole vector registers: torch's softmax would round the queries behind the last register differently.
-    size = max(1, LOGITS_PER_BLOCK // (n_episodes * n_way * QUERIES_PER_REGISTER)) * QUERIES_PER_REGISTER
+    size = max(1, logits_per_block // (n_episodes * n_way * queries_per_register)) * queries_per_register
     blocks: list[QueryPredictions] = []
     for start in range(0, n_queries, size):
         block = logits[..., start : start + size].contiguous()
@@ -440,7 +441,9 @@ def open_set_fpr95(scores: Tensor, n_known: int) -> Tensor:
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
     """
-    position = math.ceil(TRUE_POSITIVE_RATE * n_known - QUERY_COUNT_TOLERANCE) - 1
+    # The fraction of known queries above the threshold at which ``fpr95`` is measured.
+    true_positive_rate = 0.95
+    position = math.ceil(true_positive_rate * n_known - QUERY_COUNT_TOLERANCE) - 1
     threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, position, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 

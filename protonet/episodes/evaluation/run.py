@@ -65,8 +65,6 @@ from protonet.ui.command_line import check_known_name
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 7
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
 SETTINGS_CHANGEABLE_ON_RESUME = ("against", "episodes")
-PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
-STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
 
 
 def evaluate_dataset(
@@ -343,12 +341,15 @@ class _EpisodeRun:
         """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
-        if now - self.shown > PROGRESS_INTERVAL_SECONDS:
+        # Seconds between two updates of the accuracy in the progress bar.
+        progress_interval_seconds = 0.5
+        if now - self.shown > progress_interval_seconds:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {format_mean(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
         self.bar.update(count_episodes(batches) - self.bar.n)
-        if now - self.saved > STATE_SAVE_INTERVAL_SECONDS:
+        state_save_interval_seconds = 10.0  # seconds between two writes of the state file
+        if now - self.saved > state_save_interval_seconds:
             self._save_state()
             self.saved = time.monotonic()
 

@@ -46,7 +46,6 @@ from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
-SIGNIFICANCE_LEVEL = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
@@ -191,10 +190,12 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_method_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
     ranks: dict[str, float] = {}
+    # Two methods share a rank if the p-value of their paired t test is at least this.
+    significance_level = 0.05
     while left:
         best = left[0]
         chances = {name: p_values.get((best, name), p_values.get((name, best), 1.0)) for name in left}
-        tied = [name for name, chance in chances.items() if chance >= SIGNIFICANCE_LEVEL]
+        tied = [name for name, chance in chances.items() if chance >= significance_level]
         ranks |= dict.fromkeys(tied, len(ranks) + (len(tied) + 1) / 2)
         left = [name for name in left if name not in tied]
     return ranks

@@ -14,10 +14,8 @@ from torch import Tensor
 #: What intervals and p-values apply to. Over classes: to other classes from the same distribution. Over episodes: to
 #: other episodes of the same classes.
 INTERVAL_KINDS = ("classes", "episodes")
-CONFIDENCE_LEVEL = 0.95  #: The level of all intervals.
 #: An interval over classes needs, for each class, at least this many episodes without the class.
 MIN_EPISODES_WITHOUT_CLASS = 5
-ACCURACY_TOLERANCE = 1e-12  #: Smaller differences between accuracies count as rounding errors.
 #: Fields of `EpisodeScores` that say how well queries of open classes (outside the episode) are detected.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
 #: For the names in reports of the measures on base and novel classes, the fields of `EpisodeScores`.
@@ -285,7 +283,8 @@ def _convert_to_half_width(error: float, freedom: int) -> float:
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE_LEVEL) / 2)) * error
+    confidence_level = 0.95  # the level of all intervals
+    return float(stdtrit(freedom, (1 + confidence_level) / 2)) * error
 
 
 def mean_standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
@@ -377,11 +376,13 @@ def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> li
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []
+    # Smaller differences between accuracies count as rounding errors.
+    accuracy_tolerance = 1e-12
     for column, (error, freedom) in zip(differences.unbind(1), errors, strict=True):
-        if error > ACCURACY_TOLERANCE:
+        if error > accuracy_tolerance:
             p_values.append(2 * float(stdtr(freedom, -abs(nan_mean(column)) / error)))
         else:  # the test would divide by zero, or by NaN
-            p_values.append(float(math.isnan(error) or float(column.abs().max()) <= ACCURACY_TOLERANCE))
+            p_values.append(float(math.isnan(error) or float(column.abs().max()) <= accuracy_tolerance))
     half_widths = [_convert_to_half_width(*error) for error in errors]
     return list(zip(half_widths, p_values, adjust_p_values(p_values), strict=True))
 

@@ -47,8 +47,6 @@ from protonet.sampling import index_classes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ROWS_PER_COPY = 1024  #: Rows that are copied at a time from the part file to the finished file.
-N_PREFETCHED_BATCHES = 2  #: Batches of pictures that are decoded while another one is embedded.
 CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
@@ -94,6 +92,8 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         return finished[1]
     if not resume and part.exists() and part.stat().st_size:  # a run that failed early leaves an empty file
         _raise_output_exists(part, resume=False)
+    # Rows that are copied at a time from the part file to the finished file.
+    rows_per_copy = 1024
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
         dim, done = _recover_part_file(file, part, header, n, job.batch_size)
@@ -118,7 +118,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         more |= {"split": job.split_sides, "files": job.inputs, "maps": job.map_shape}
         arrays = {name: np.array(value) for name, value in more.items() if value is not None}
         file.seek(len(header) + 4)
-        blocks = iter(lambda: file.read(4 * dim * ROWS_PER_COPY), b"")
+        blocks = iter(lambda: file.read(4 * dim * rows_per_copy), b"")
         rows = (np.frombuffer(block, "<f4").reshape(-1, dim) for block in blocks)
         write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, arrays))
     part.unlink()
@@ -255,13 +255,16 @@ def _make_picture_job(image_set: ImageSet, options: ExtractOptions, extractor: P
     def prepare(picture: ImageSource) -> Tensor:
         return extractor.preprocess(open_picture(picture, extractor.min_side).convert("RGB"))
 
+    # Batches of pictures that are decoded while another one is embedded.
+    n_prefetched_batches = 2
+
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
         starts = iter(range(first, len(labels), batch))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
-                    while len(waiting) <= N_PREFETCHED_BATCHES and (start := next(starts, None)) is not None:
+                    while len(waiting) <= n_prefetched_batches and (start := next(starts, None)) is not None:
                         waiting.append([pool.submit(prepare, picture) for picture in take(start)])
                     if not waiting:
                         return

@@ -14,15 +14,6 @@ from protonet.episodes.methods.keywords import BelowOne, Fraction, NonNegative, 
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
 
-#: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be lost
-#: by rounding.
-MIN_RIDGE_IN_EPSILONS = 4
-#: The logistic regression of `distribution_calibration` ends at this ``decrement`` (see `fit_logistic`), in nats. The
-#: effect is far below the sampling error.
-CALIBRATION_DECREMENT = 1e-2
-BASE_CLASSES_PER_BLOCK = 8  #: Number of base classes whose noise is computed at a time.
-MAX_SAMPLED_FEATURES = 2**24  #: Maximum number of sampled features in memory, but at least one episode's.
-
 
 def ridge_regression(
     episodes: Episodes, *, penalty: Positive = 1.0, scale: Positive = 10.0, shift: float = 0.0
@@ -203,7 +194,10 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     # (episodes, n_way, dim, dim)
     covariance = within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
-    min_ridge = (MIN_RIDGE_IN_EPSILONS * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
+    # Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be
+    # lost by rounding.
+    min_ridge_in_epsilons = 4
+    min_ridge = (min_ridge_in_epsilons * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
@@ -393,7 +387,9 @@ def distribution_calibration(
     if n_nearest > len(base.rows_by_class.class_counts):
         limit = f"be at most the number of base classes ({len(base.rows_by_class.class_counts)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
-    max_episodes = max(1, MAX_SAMPLED_FEATURES // (episodes.n_way * n_samples * episodes.support.shape[2]))
+    # Maximum number of sampled features in memory, but at least one episode's.
+    max_sampled_features = 2**24
+    max_episodes = max(1, max_sampled_features // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
     logits = []
     for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):
@@ -425,8 +421,9 @@ def _classify_by_calibration(
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
     # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes near any row.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
-    for first in range(0, len(used), BASE_CLASSES_PER_BLOCK):
-        deviations = _compute_scaled_deviations(base, used[first : first + BASE_CLASSES_PER_BLOCK], support.dtype)
+    base_classes_per_block = 8  # number of base classes whose noise is computed at a time
+    for first in range(0, len(used), base_classes_per_block):
+        deviations = _compute_scaled_deviations(base, used[first : first + base_classes_per_block], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
             position = chosen[..., rank] - first
@@ -436,7 +433,10 @@ def _classify_by_calibration(
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
     sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
     target = one_hot(torch.cat([episodes.support_labels, sampled], dim=1), episodes.n_way, support.dtype)
-    weight, intercept = fit_logistic(rows, target, decrement=CALIBRATION_DECREMENT)
+    # The logistic regression of `distribution_calibration` ends at this ``decrement`` (see `fit_logistic`), in nats.
+    # The effect is far below the sampling error.
+    calibration_decrement = 1e-2
+    weight, intercept = fit_logistic(rows, target, decrement=calibration_decrement)
     return query @ weight + intercept
 
 

@@ -21,11 +21,6 @@ from protonet.episodes.methods.keywords import (
 from protonet.episodes.methods.transport import power_transform
 from protonet.episodes.samplers.batch import Episodes
 
-MIN_NODE_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
-#: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
-CENTROID_EDGE_BONUS = 1e-5
-MIN_DISTANCE_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
-
 
 def compute_tim_gradient(
     log_p: Tensor, labels: Tensor, weights: tuple[float, float, float], *, alpha: float = 1
@@ -317,15 +312,21 @@ def _build_centroid_graph(
     among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
     upper, lower = torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), row_distances], dim=2)
     distances = torch.cat([upper, lower], dim=1)
-    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_DISTANCE_VARIANCE)
+    # Lower bound of the variance of distances, for equal rows. Our own choice.
+    min_distance_variance = 1e-12
+    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(min_distance_variance)
     affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
     itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
     affinity = affinity.masked_fill(itself, 0)
+    # Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
+    centroid_edge_bonus = 1e-5
     # A centroid comes before a support row that equals it: the order of ties would be arbitrary.
-    bonus = F.pad(affinity.new_full((n_way,), 1 + CENTROID_EDGE_BONUS), (0, distances.shape[1] - n_way), value=1)
+    bonus = F.pad(affinity.new_full((n_way,), 1 + centroid_edge_bonus), (0, distances.shape[1] - n_way), value=1)
     near = (affinity * bonus).topk(min(n_neighbours, distances.shape[1] - 1), dim=2).indices
     affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
     affinity = F.pad(affinity, (0, 0, n_way, 0))
     graph = weight * (affinity + affinity.transpose(1, 2)) / 2
-    root = (graph.sum(dim=2) + MIN_NODE_DEGREE).rsqrt()
+    # Added to the sum of the edge weights of each row, as in the authors' code.
+    min_node_degree = 1e-12
+    root = (graph.sum(dim=2) + min_node_degree).rsqrt()
     return root[:, :, None] * graph * root[:, None]

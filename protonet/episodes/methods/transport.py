@@ -12,8 +12,6 @@ from protonet.episodes.methods.common import one_hot, squared_distances, support
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount, PositiveFraction
 from protonet.episodes.samplers.batch import Episodes
 
-MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
-MAX_QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
 POWER_TRANSFORM_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
 
 
@@ -70,7 +68,9 @@ def pt_map(
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute inner products query-query, mean-query and mean-mean after the power transform; means are class means."""
     n_queries, dim = episodes.query.shape[1:]
-    size = max(1, MAX_QUERY_FLOATS_IN_CACHE // (n_queries * dim))
+    # Number of floats of queries that are transformed and multiplied at a time.
+    max_query_floats_in_cache = 2**20
+    size = max(1, max_query_floats_in_cache // (n_queries * dim))
     blocks = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
@@ -95,7 +95,8 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-    return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
+    min_row_norm = 1e-12  # rows are divided by at least this norm
+    return rows.div_(norms.clamp_min_(min_row_norm))
 
 
 SINKHORN_TOLERANCE = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.

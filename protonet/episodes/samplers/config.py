@@ -29,11 +29,6 @@ from protonet.episodes.samplers.sampler import (
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
-#: Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square of
-#: the number of draws, to which the time of tensors is in proportion.
-MIN_SQUARED_DRAWS_PER_CLASS = 100
-HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
-
 
 @dataclass(frozen=True)
 class EpisodeConfig(Sampler):
@@ -305,8 +300,10 @@ class GeneralizedSampler(Sampler):
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
+        # Every fifth row of a base class is a query, and not part of its mean. Our choice.
+        held_out_stride = 5
         for rows in list_class_rows(base):
-            held_out = torch.arange(len(rows)) % HELD_OUT_STRIDE == min(HELD_OUT_STRIDE, len(rows)) - 1
+            held_out = torch.arange(len(rows)) % held_out_stride == min(held_out_stride, len(rows)) - 1
             seen.append(rows[~held_out])
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_class_rows(seen), index_class_rows(queries)
@@ -396,7 +393,10 @@ def _count_random_queries(uniform: Tensor, weights: Tensor, total: Tensor) -> Te
 def _draw_classes(uniform: Tensor, n_classes: int) -> Tensor:
     """Draw different classes (episodes, draws) int64, as `draw_without_replacement` does from ``uniform`` numbers."""
     n_episodes, n_draws = uniform.shape
-    if n_draws**2 < MIN_SQUARED_DRAWS_PER_CLASS * n_classes:
+    # Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square
+    # of the number of draws, to which the time of tensors is in proportion.
+    min_squared_draws_per_class = 100
+    if n_draws**2 < min_squared_draws_per_class * n_classes:
         return draw_without_replacement(uniform, torch.tensor(n_classes).expand(n_episodes))
     # A draw is the class with as many undrawn classes before it, which a list finds without the earlier draws.
     left = n_classes - torch.arange(n_draws)

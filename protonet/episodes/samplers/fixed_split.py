@@ -21,9 +21,6 @@ from protonet.episodes.samplers import sampler
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
-BYTES_PER_COMPARISON_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
-MAX_LISTED_CLASS_NAMES = 5  #: Maximum number of classes that a note lists by name.
-
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
     """Group exactly equal rows of ``x`` (n, dim): equal rows get the same group number, (n,) int64; -0.0 equals 0.0.
@@ -33,7 +30,9 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
-    for rows in torch.arange(len(x)).split(max(1, BYTES_PER_COMPARISON_BLOCK // max(1, x.shape[1] * x.element_size()))):
+    # Rows are read in blocks of at most this many bytes, but of at least one row.
+    bytes_per_comparison_block = 2**24
+    for rows in torch.arange(len(x)).split(max(1, bytes_per_comparison_block // max(1, x.shape[1] * x.element_size()))):
         block = x[rows]
         release()
         block = block + 0.0 if block.is_floating_point() else block
@@ -53,9 +52,11 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     def count_rows(chosen: Tensor) -> str:
         return f"{plural(int(counts[chosen].sum()), 'row')} of {list_classes(chosen)}"
 
+    max_listed_class_names = 5  # maximum number of classes that a note lists by name
+
     def list_classes(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
-        return f"{plural(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
+        return f"{plural(len(names), 'class')} ({shorten_list(names, max_listed_class_names)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {count_rows(copied)}."
