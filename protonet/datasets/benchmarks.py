@@ -91,7 +91,6 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Pic
     is ``root`` itself) has most of the classes. An InputError is raised if it has most classes but not all. Pictures of
     several subfolders are joined, and classes that are not on the list are left out.
     """
-
     # A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have
     # all.
     min_present_class_fraction = 0.9

@@ -181,7 +181,6 @@ def coupled_pendulums() -> workload.WorkloadTask:
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
-
     # Stiffness of the spring between the two pendulums, whose natural frequency is 1.
     spring_stiffness = 0.5
 

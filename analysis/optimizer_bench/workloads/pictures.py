@@ -87,7 +87,6 @@ def vit_classification() -> WorkloadTask:
 @make_workload_builder
 def large_initial_weights() -> WorkloadTask:
     """Classify characters by an MLP whose initial weights, and thus its initial logits, are far too large."""
-
     initial_weight_factor = 10.0  # factor on torch's default initial weights
 
     def make_model(num_classes: int) -> nn.Module:
