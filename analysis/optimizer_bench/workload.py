@@ -133,9 +133,9 @@ def make_classification_task(
 class LossCurve(NamedTuple):
     """The validation losses of one training run, every few steps."""
 
-    #: The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
-    #: ``STEPS_PER_VALIDATION`` ... steps.
     losses: list[float]
+    """The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
+    ``STEPS_PER_VALIDATION`` ... steps."""
     diverged: bool = False  #: A training or validation loss was not finite, or there was an error; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``.
 

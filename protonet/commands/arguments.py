@@ -43,11 +43,11 @@ class Command(NamedTuple):
     examples: Sequence[str]  #: Example arguments, without ``protonet`` and the name, at the end of the help.
     check_options: Callable[[argparse.Namespace], None] | None = None
     """Raises an InputError if the parsed arguments are invalid, and may fill in defaults; None for no such check."""
-    #: For arguments of the functions that read, encode and evaluate the table, the field of the options passed to them.
     arguments: Mapping[str, str] = {
         **{"path": "table", "labels": "labels_file", "ignored": "drop", "rate": "unknown"},
         **dict.fromkeys(("train_loader", "features", "x", "y"), "table"),
     }
+    """For arguments of the functions that read, encode and evaluate the table, the field of the options passed to them."""
 
     @property
     def summary(self) -> str:

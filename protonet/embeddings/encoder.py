@@ -151,17 +151,17 @@ class PretrainedEncoder:
     """A pretrained encoder: a loaded network that embeds texts or pictures."""
 
     record: EncoderRecord  #: The properties that identify the network.
-    #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute_embeddings: Callable[[Sequence[Any]], np.ndarray]
+    """Function that maps texts, or paths of pictures, to embeddings (n, width) float32."""
     cache_folder: Path | None = None  #: The folder of cached embeddings; None for the default folder.
     user_path: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
-    #: For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
-    #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
+    """For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
+    pictures. None for other networks."""
     use_cache: bool = True  #: Whether embeddings are cached; False for items that clients of a server send.
-    #: Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
-    #: vocabulary is not accessible.
     detect_known_words: Callable[[Sequence[str]], np.ndarray] | None = None
+    """Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
+    vocabulary is not accessible."""
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:
         """Compute a mask (n,) bool of the texts with words in the network's vocabulary.

@@ -270,12 +270,12 @@ class TrainingPlan:
         "glyphs",
         metavar="DATA",
     )
-    #: Seed of a random split of the classes; None for the split that the data have.
     split_seed: int | None = same_option(RowSettings, "split_seed", group="")
-    #: One of ``BACKBONES``; "" to choose one by the kind of data, see `choose_backbone`.
+    """Seed of a random split of the classes; None for the split that the data have."""
     backbone: str = option(
         "conv (default for square grey images), conv4 (default for RGB), resnet12, or mlp, for rows of any kind", ""
     )
+    """One of ``BACKBONES``; "" to choose one by the kind of data, see `choose_backbone`."""
     objective: str = option(
         "prototypes (default): cosine prototypes, with one proxy per base class; protonet: that of Snell et al.,"
         " squared Euclidean distances to class means alone; feat: prototypes adapted to each other by a transformer;"
@@ -289,10 +289,10 @@ class TrainingPlan:
     )
     shot: int = option("support rows per class (default 1)", 1, parse=_parse_rows)
     steps: int = option("most steps (default 2000)", 2000, parse=_parse_rows)
-    #: Seed of initial weights, episodes and augmentation, in [0, 2**63).
     seed: int = option(
         "of the initial weights, the episodes and the augmentation; up to 2^63 - 1 (default 0)", 0, parse=_parse_seed
     )
+    """Seed of initial weights, episodes and augmentation, in [0, 2**63)."""
     query: int = option(
         "query rows per class (default 1; 15 for protonet; 15 for feat, maml, anil)", group=_EPISODES, parse=_parse_rows
     )
@@ -307,13 +307,13 @@ class TrainingPlan:
     patience: int = option(
         "stop after this many validations without a new best score (default 8)", 8, group=_EPISODES, parse=_parse_rows
     )
-    #: The default of the objective prototypes is our own choice.
     learning_rate: float = option(
         "AdamW's (default 0.003; 0.001 for protonet, feat, maml, anil)",
         metavar="R",
         group="learning",
         parse=_parse_positive_number,
     )
+    """The default of the objective prototypes is our own choice."""
     inner_steps: int = option(
         "of maml and anil: gradient steps on the support (default 5)", group="learning", parse=_parse_positive
     )
@@ -323,10 +323,10 @@ class TrainingPlan:
         group="learning",
         parse=_parse_positive_number,
     )
-    #: Whether the gradients of the inner loop are treated as constants (first-order MAML).
     first_order: bool = option(
         "of maml and anil: take these steps' gradients for constants, which is faster", False, group="learning"
     )
+    """Whether the gradients of the inner loop are treated as constants (first-order MAML)."""
     head: str = option(
         "of maml and anil: initial weights of the last layer: classes (default), learned weights of each class, for"
         " episodes of --way classes alone, or zero, for any number of classes",

@@ -81,8 +81,8 @@ class ActionRequest(Struct, rename=ACTION_KEYS):
     class_name: str | None = None  #: The name of a class.
     old_name: str | None = None  #: The present name of a class to rename.
     create_class: bool = False  #: Whether to create the class even if its name is similar to that of another class.
-    #: The label of the row on the page: None for no label; UNSET if not sent.
     shown_label: str | UnsetType | None = UNSET
+    """The label of the row on the page: None for no label; UNSET if not sent."""
     listed_person: str | None = None  #: Lists only labels of this person; None for all persons.
     text: str = ""  #: A text to search for, or texts to add as rows, one per line.
     column_name: str | None = None  #: The name of a column.
@@ -107,8 +107,8 @@ class LabelApi:
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
-    #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TableToLabel] | None
+    """Reads and encodes the table again with other column roles; None if an initial model determines the columns."""
     uploads: UploadedRows
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     table_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.

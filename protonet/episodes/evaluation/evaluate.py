@@ -112,20 +112,20 @@ class EpisodeScores:
     """
 
     accuracy: Tensor  #: The fraction of known queries that are classified correctly.
-    #: (episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class.
     accuracy_by_shot: Tensor
+    """(episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class."""
     auroc: Tensor  #: The area under the ROC curve of known against open queries, scored by their highest logit.
     fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
-    #: The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
-    #: classified correctly against the fraction of open queries that are accepted as known.
     oscr: Tensor
+    """The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
+    classified correctly against the fraction of open queries that are accepted as known."""
     base_accuracy: Tensor  #: The accuracy on queries of base classes.
     novel_accuracy: Tensor  #: The accuracy on queries of novel classes.
     harmonic_mean: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
-    #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
     predicted_classes: Tensor
-    #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.sum_confidence_bins`.
+    """(episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept."""
     confidence_bins: Tensor
+    """(n_bins, 3) float64, known queries by confidence, from `protonet.metrics.sum_confidence_bins`."""
 
 
 #: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes.

@@ -50,10 +50,10 @@ class EvaluationPlan:
     settings: EvaluationSettings  #: The settings, with a number of episodes.
     methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
     include_all: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
-    #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
     tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
-    #: The method that all others are compared with; None compares all pairs.
+    """For each method to tune, its candidate settings. The one that is best on validation classes is evaluated."""
     reference_method: ChosenMethod | None = None
+    """The method that all others are compared with; None compares all pairs."""
     sampler: Sampler  #: The protocol that episodes are sampled by, not yet adapted to the data.
 
     @property
@@ -219,8 +219,9 @@ class PreparedEvaluation:
 
     data: Dataset  #: The data set, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
-    #: The number of classes of the side, including those with too few rows, plus base classes that the protocol adds.
     n_classes: int
+    """The number of classes of the side, including those with too few rows, plus base classes that the protocol adds.
+    """
     class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
     sampler: Sampler  #: The protocol that episodes are sampled by, adapted to the data.
     row_pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
@@ -250,9 +251,9 @@ class DatasetRows(NamedTuple):
     x: Tensor  #: (n, dim), the rows before normalisation, in memory or memory-mapped.
     row_positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
     read_rows: RowReader  #: Copies normalised rows of ``x`` by index to the device of the evaluation.
-    #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
-    #: ``x``.
     trained: TrainedEncoder | None = None
+    """The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
+    ``x``."""
 
     def select_classes(self, index: ClassIndex) -> RowPool:
         """Make a `RowPool` of some classes, from which episodes are drawn; ``index`` has their rows in the data set."""

@@ -61,8 +61,8 @@ ReportCallback = Callable[[Sequence[EvaluationPlan], Sequence[Evaluation]], None
 class AverageOverDatasets:
     """A method's mean accuracy over several data sets, and its rank on each of them."""
 
-    #: The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent.
     mean_accuracy: MeasureMean
+    """The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent."""
     ranks: Sequence[float]  #: The rank of the method on each data set, 1 being the best.
 
     @property
@@ -265,8 +265,8 @@ class StoredRun:
     versions: Mapping[str, object]  #: The versions of packages by name.
     class_mask: Tensor  #: (episodes, classes) bool, whether each episode has each class.
     query_counts: Tensor  #: (episodes,) float64, the number of queries.
-    #: For each method (episodes,) float64, the number of queries that it classifies correctly.
     correct_counts: dict[str, Tensor]
+    """For each method (episodes,) float64, the number of queries that it classifies correctly."""
     method_settings: Mapping[str, str | None]  #: For each method how it takes queries, see `MethodSummary`.
 
 

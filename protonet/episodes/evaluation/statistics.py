@@ -79,8 +79,8 @@ class MethodComparison:
     p_value_classes: float  #: p-value of a paired t test over classes; 1 if accuracies are equal in all episodes.
     p_holm_classes: float  #: The p-value over classes, adjusted for the number of comparisons by Holm's procedure.
     half_width_episodes: float  #: Half the width of the 95 % interval over episodes; NaN for a single episode.
-    #: p-value of a paired t test over episodes; 1 if accuracies are equal in all episodes, or for a single episode.
     p_value_episodes: float
+    """p-value of a paired t test over episodes; 1 if accuracies are equal in all episodes, or for a single episode."""
     p_holm_episodes: float  #: The p-value over episodes, adjusted likewise.
 
     @property
@@ -104,13 +104,13 @@ class MethodSummary:
 
     accuracy: MeasureMean  #: The accuracy on queries of the episode's classes, so without queries of open classes.
     calibration_error: float | None = None  #: The calibration error, or None if it is unknown.
-    #: Further measures by name, of ``OPEN_SET_MEASURES`` and ``GENERALIZED_MEASURES``.
     further_measures: Mapping[str, MeasureMean] = field(default_factory=dict)
-    #: For each number of shots, the accuracy on classes with this number.
+    """Further measures by name, of ``OPEN_SET_MEASURES`` and ``GENERALIZED_MEASURES``."""
     accuracy_by_shot: Mapping[int, MeasureMean] = field(default_factory=dict)
-    #: How the method takes queries: "inductive", "transductive" or "transductive, balanced", which assumes equally many
-    #: queries of each class; None if it is unknown, as of a plug-in.
+    """For each number of shots, the accuracy on classes with this number."""
     setting: str | None = None
+    """How the method takes queries: "inductive", "transductive" or "transductive, balanced", which assumes equally many
+    queries of each class; None if it is unknown, as of a plug-in."""
 
     @property
     def is_transductive(self) -> bool:
@@ -144,9 +144,9 @@ class EvaluationSummary:
     settings: Mapping[str, Any]  #: The settings of the evaluation, under the names of the command line.
     n_episodes: int  #: The number of episodes.
     methods: Mapping[str, MethodSummary]  #: The results of each method by name.
-    #: The paired tests of all pairs of methods; if the settings name ``reference_method``, of this method with each
-    #: other one.
     comparisons: Sequence[MethodComparison]
+    """The paired tests of all pairs of methods; if the settings name ``reference_method``, of this method with each
+    other one."""
 
     @property
     def methods_by_accuracy(self) -> list[str]:
@@ -178,8 +178,8 @@ class EvaluationSummary:
 class TuningResult:
     """The accuracies of one method with several settings on validation classes, and the choice of the best settings."""
 
-    #: For each candidate, by the name of the method with its settings, such as "ridge:penalty=0.1", the accuracy.
     accuracies: Mapping[str, MeasureMean]
+    """For each candidate, by the name of the method with its settings, such as "ridge:penalty=0.1", the accuracy."""
     n_classes: int  #: The number of validation classes.
 
     @property
@@ -217,17 +217,17 @@ class Evaluation:
     plugin_versions: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
     data_hash: str  #: A hash of the rows, class by class, before encoder and normalisation.
     query_counts: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
-    #: For each method (episodes,) int64, the number of queries that it classifies correctly.
     correct_counts: Mapping[str, Tensor]
-    #: (episodes, classes) bool, the classes of each episode, without base classes that all episodes have.
+    """For each method (episodes,) int64, the number of queries that it classifies correctly."""
     class_mask: Tensor
+    """(episodes, classes) bool, the classes of each episode, without base classes that all episodes have."""
     n_classes: int  #: The number of classes that episodes are drawn from.
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
-    #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`.
     class_accuracies: Sequence[Mapping[str, Any]] = ()
-    #: The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept.
+    """Name, number of episodes and accuracies of each class, from `compute_class_accuracies`."""
     episode_records: Mapping[str, object] | None = None
+    """The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept."""
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:

@@ -57,14 +57,14 @@ class EmbeddingJob:
     labels: Sequence[str]  #: The class name of each row.
     split_sides: Sequence[str] | None = None  #: The side of each row's class in the split; None without a split.
     inputs: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
-    #: Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
-    #: in blocks (step, dim) float32; the last block may be smaller.
     embed_from: Callable[[int], Iterator[np.ndarray]]
+    """Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
+    in blocks (step, dim) float32; the last block may be smaller."""
     batch_size: int  #: Rows per block. A resumed run continues at the start of a block, with the same results.
     provenance: Mapping[str, object]  #: The settings that determine the embeddings, for JSON.
     source_hash: str  #: A text, such as a hash, that changes if the data change.
-    #: (channels, height, width) if embeddings are flattened feature maps; otherwise None.
     map_shape: tuple[int, int, int] | None = None
+    """(channels, height, width) if embeddings are flattened feature maps; otherwise None."""
 
     def compute_hash(self) -> str:
         """Compute a hash of everything that determines the embeddings, to check whether a file is from the same job."""

@@ -40,34 +40,34 @@ class EpisodeConfig(Sampler):
         rows of these classes (``multinomial``). https://arxiv.org/abs/2210.14545
     """
 
-    #: Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly. None
-    #: for all classes of the data.
     way: tuple[int, int] | None = (5, 5)
-    #: Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly.
+    """Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly. None
+    for all classes of the data."""
     shot: tuple[int, int] = (1, 1)
+    """Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly."""
     query: int = 15  #: Query rows per class, >= 1; the average over classes if their numbers differ.
     unequal: bool = False  #: Whether each class draws its number of support rows, instead of each episode.
-    #: Concentration, > 0, of the Dirichlet distribution that splits the ``way * query`` queries of an episode among
-    #: its classes: papers use 2, and smaller values are less balanced. None gives each class ``query`` queries.
     imbalance: float | None = None
-    #: Number of open classes, >= 0: classes without support rows in the episode that add ``query`` queries each.
+    """Concentration, > 0, of the Dirichlet distribution that splits the ``way * query`` queries of an episode among its
+    classes: papers use 2, and smaller values are less balanced. None gives each class ``query`` queries."""
     n_open_classes: int = 0
-    #: Whether a class with fewer rows than shots and queries may be drawn, with fewer queries. A class without any row
-    #: for a query is left out.
+    """Number of open classes, >= 0: classes without support rows in the episode that add ``query`` queries each."""
     allow_small: bool = False
-    #: Number of unlabelled rows, >= 0, of each class of the episode and of each distractor class. Methods may learn
-    #: from these rows.
+    """Whether a class with fewer rows than shots and queries may be drawn, with fewer queries. A class without any row
+    for a query is left out."""
     unlabelled: int = 0
+    """Number of unlabelled rows, >= 0, of each class of the episode and of each distractor class. Methods may learn
+    from these rows."""
     distractors: int = 0  #: Number of distractor classes, >= 0: other classes that add only unlabelled rows.
-    #: Number of effective classes, >= 1: a random choice of the classes of the episode, of which all queries are. None
-    #: for queries of all classes.
     n_effective_classes: int | None = None
-    #: Whether each query is of a random class, in proportion to the rows of the classes, so that the numbers of queries
-    #: are multinomial.
+    """Number of effective classes, >= 1: a random choice of the classes of the episode, of which all queries are. None
+    for queries of all classes."""
     multinomial: bool = False
-    #: The number of training rows of each class, set by `join_test_set`: these rows, the first of the class, are for
-    #: the support, and its other rows for queries. () if all rows are for both.
+    """Whether each query is of a random class, in proportion to the rows of the classes, so that the numbers of queries
+    are multinomial."""
     n_training_rows: tuple[int, ...] = ()
+    """The number of training rows of each class, set by `join_test_set`: these rows, the first of the class, are for
+    the support, and its other rows for queries. () if all rows are for both."""
 
     @property
     def n_required_classes(self) -> int:
@@ -269,9 +269,9 @@ class GeneralizedSampler(Sampler):
     """
 
     novel_config: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
-    #: Number of base classes, set by `join_base_classes`. They are the first classes of the index, and the first row
-    #: of each is the class mean.
     n_base_classes: int = 0
+    """Number of base classes, set by `join_base_classes`. They are the first classes of the index, and the first row of
+    each is the class mean."""
 
     @property
     def shot(self) -> tuple[int, int]:

@@ -109,13 +109,13 @@ class FixedSplit(sampler.Sampler):
         full test set, three draws. https://arxiv.org/abs/2109.01134
     """
 
-    #: Minimum and maximum number of support rows per class, >= 1; here they are equal.
-    shot: tuple[int, int] = (1, 1)
-    #: The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
+    shot: tuple[int, int] = (1, 1)  #: Minimum and maximum number of support rows per class, >= 1; here they are equal.
     n_training_rows: tuple[int, ...] = ()
-    #: Whether a class may have fewer than ``shot`` training rows; all of them are then its support, as in the paper's
-    #: code.
+    """The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
+    """
     allow_small: bool = False
+    """Whether a class may have fewer than ``shot`` training rows; all of them are then its support, as in the paper's
+    code."""
 
     @property
     def n_required_classes(self) -> int:

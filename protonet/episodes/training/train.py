@@ -53,15 +53,15 @@ class TrainingRun:
     plan: TrainingPlan  #: The settings.
     learner: MetaLearner  #: The encoder and the other trained modules.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
-    #: A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept.
     averaged_encoder: nn.Module
+    """A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept."""
     averaged_head: nn.Module  #: A copy of the learner's head with moving averages of its weights.
     best_weights: dict[str, Tensor]  #: The averaged weights that had the best validation score, by name.
     best_score: ValidationScore  #: The best validation score.
     step: int  #: The number of steps taken.
     losses: list[list[float]]  #: For each step since the last validation, its losses in the order of the learner's.
-    #: The baseline, set before the first step: the better method of raw features by name, and its validation score.
     raw: tuple[str, ValidationScore] = ("", ValidationScore(0, 0.0, 0.0))
+    """The baseline, set before the first step: the better method of raw features by name, and its validation score."""
 
     @property
     def beats_raw_features(self) -> bool:
