@@ -47,7 +47,7 @@ class Command(NamedTuple):
         **{"path": "table", "labels": "labels_file", "ignored": "drop", "rate": "unknown"},
         **dict.fromkeys(("train_loader", "features", "x", "y"), "table"),
     }
-    """For arguments of the functions that read, encode and evaluate the table, the field of the options passed to them."""
+    """For arguments of the functions that read, encode and evaluate the table, the field of the options behind them."""
 
     @property
     def summary(self) -> str:

@@ -232,8 +232,10 @@ def evaluate(
         return {name: concatenate_scores(scores, order) for name, scores in scored.items()}
 
     with ExitStack() as stack, torch.no_grad():
+        # One thread, because the matrices are small; the scores then do not depend on the number of threads.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
+        # Processes take turns with blocks of numbered episodes, so that their number does not change the scores.
         for first in range(done // EPISODES_PER_SYNC, -(-n_episodes // EPISODES_PER_SYNC), group.world_size):
             begin = max(done, (first + group.rank) * EPISODES_PER_SYNC)
             end = min((first + group.rank + 1) * EPISODES_PER_SYNC, n_episodes)
@@ -310,6 +312,7 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
     """Run a method on a batch of episodes; check and return its logits (episodes, n_queries, n_way)."""
     spec = method.spec if isinstance(method, ChosenMethod) and method.plugin_version is None else method
     if not isinstance(spec, MethodSpec):  # from outside the package
+        # A function from outside must not read the labels off the order of the queries.
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
             logits = _convert_logits(name, method(hidden), episodes, episode_ids)
@@ -426,6 +429,7 @@ def open_set_auroc(scores: Tensor, n_known: int, correct: Tensor | None = None) 
         (1982), which equates the area with Mann and Whitney's statistic; for ``correct`` Dhamija, Günther and Boult,
         "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
     """
+    # Ties count half, as the sign of their difference is 0.
     difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
     if correct is None:
         return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)

@@ -318,7 +318,7 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     kind = settings.normalize
     uses_base = is_generalized or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
-        base_ids = []
+        base_ids = []  # an encoder would embed their rows for nothing
     if training is not None:
         if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
@@ -351,7 +351,8 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     pool, trained = rows.select_classes(index), rows.trained
     if isinstance(sampler, GeneralizedSampler) and queries is not None and base is not None:
         sampler, pool = sampler.join_base_classes(pool, rows.select_classes(queries), base.class_means)
-        trained = None  # whose rows have other indices
+        # Its ``take`` reads rows by their indices in the data set, and the joined pool has others.
+        trained = None
     class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
     if settings.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
@@ -442,6 +443,7 @@ def _load_rows(
             x = data.x.to(device)
             return DatasetRows(x, positions, make_row_reader(x))
         return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
+    # Embedding is the slow part, so only rows of classes that are used are embedded.
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: data.get_rows(used[rows]))

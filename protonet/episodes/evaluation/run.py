@@ -118,7 +118,7 @@ def evaluate_dataset(
     check_known_name("normalize", settings.normalize, ROW_NORMALIZATIONS)
     if settings.side is not None:
         check_known_name("side", settings.side, SPLIT_SIDE_CHOICES)
-    plan = make_plan(settings)
+    plan = make_plan(settings)  # raises errors of methods before any data are loaded
     with join_process_group():
         evaluation, interrupted = evaluate_plan(plan, progress=progress)
         if interrupted:
@@ -234,7 +234,7 @@ def evaluate_plan(
     """
     sources = load_data_sources(plan)
     tunings: list[TuningResult] = []
-    if plan.tuning_grids:
+    if plan.tuning_grids:  # first, and with a state of its own: other episodes are scored
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not resume and get_process_group().rank == 0:
             remedy = "Continue its run with `resume`, or pass another path."
@@ -300,7 +300,7 @@ class _EpisodeRun:
                     earlier=concatenate_batches(self.finished) if self.finished else None,
                     keep_predictions=plan.settings.records,
                 )
-            finally:
+            finally:  # also after Ctrl-C and errors, so that no finished episode is lost
                 self._save_state()
 
     def compare_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
