@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from protonet.errors import raise_input_error
-from protonet.tables.columns import parsing
+from protonet.tables.columns import dates, parsing, quantities
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
-from protonet.tables.columns.ordered import Date, Numeric
+from protonet.tables.columns.ordered import Date, Numbers, Numeric
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text, count_ngrams
+from protonet.tables.columns.units import normalize_cell
 from protonet.views.config import UntrustedComponent, raise_unless
 
 #: The class of every column type, by its name in model files.
 COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
-    cls.column_type: cls for cls in (Numeric, Category, Date, Text, EmbeddedText, Picture)
+    cls.column_type: cls for cls in (Numeric, Numbers, Category, Date, Text, EmbeddedText, Picture)
 }
 
 
@@ -198,7 +199,7 @@ class InferredType(NamedTuple):
 
 
 def infer_column_type(
-    cells: np.ndarray, *, format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST
+    cells: np.ndarray, *, format_order: Sequence[str] = quantities.FORMATS_DECIMAL_POINT_FIRST
 ) -> InferredType:
     """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
@@ -215,13 +216,17 @@ def infer_column_type(
         return InferredType(Date.fit(cells))
     if cells.dtype.kind != "O":
         return InferredType(Numeric.fit(cells))
-    if numeric_format := _infer_numeric_format(distinct, format_order):
+    written = list(dict.fromkeys(map(normalize_cell, distinct)))
+    if numeric_format := _infer_numeric_format(written, format_order):
         return InferredType(Numeric.fit(cells, numeric_format))
-    if date_format := parsing.infer_date_format(distinct):
+    if date_format := dates.infer_date_format(written):
         return InferredType(Date.fit(cells, date_format))
+    if number_formats := quantities.infer_number_formats(written, format_order):
+        parts = tuple(Numeric.fit(cells, number_format) for number_format in number_formats)
+        return InferredType(parts[0] if len(parts) == 1 else Numbers(parts))
     if len(distinct) <= max_category_levels(distinct, len(present)) and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
-    if parsing.are_dates_in_any_format(distinct):
+    if dates.are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
     has_spaces = any(" " in cell for cell in distinct)
     with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
@@ -244,11 +249,11 @@ def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], 
 
     Returns "" for cells of other formats.
     """
-    if numeric_format := parsing.infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
+    if numeric_format := quantities.infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
         return numeric_format
-    if interval_format := parsing.infer_interval_format(distinct, format_order):
+    if interval_format := quantities.infer_interval_format(distinct, format_order):
         return interval_format
-    return "duration" if parsing.are_durations(distinct, allow_times_of_day=is_user_type) else ""
+    return "duration" if quantities.are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
 def max_category_levels(distinct: Sequence[str], n: int) -> float:
@@ -294,7 +299,7 @@ def fit_column_as(
     argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
-    format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST,
+    format_order: Sequence[str] = quantities.FORMATS_DECIMAL_POINT_FIRST,
 ) -> InferredType:
     """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 
@@ -312,11 +317,15 @@ def fit_column_as(
     if distinct and column_type == "date":
         if cells.dtype.kind == "M":
             return InferredType(Date.fit(cells))
-        if date_format := parsing.infer_date_format(map(str, distinct)):
+        if date_format := dates.infer_date_format(map(normalize_cell, map(str, distinct))):
             return InferredType(Date.fit(text, date_format))
     if distinct and column_type == "number" and cells.dtype.kind != "M":
-        is_text = cells.dtype.kind == "O"
-        if numeric_format := _infer_numeric_format(distinct, format_order, is_user_type=True) if is_text else "plain":
+        if cells.dtype.kind != "O":
+            return InferredType(Numeric.fit(cells))
+        written = list(map(normalize_cell, distinct))
+        if numeric_format := _infer_numeric_format(written, format_order, is_user_type=True):
             return InferredType(Numeric.fit(cells, numeric_format))
+        if number_formats := quantities.infer_number_formats(written, format_order):
+            return InferredType(Numbers(tuple(Numeric.fit(cells, name) for name in number_formats)))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     return raise_input_error(argument, f"name a column that holds a {column_type}", got, "Name another type, or none.")

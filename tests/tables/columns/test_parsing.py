@@ -11,26 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.tables.columns.dates import DATE_FORMATS, infer_date_format, parse_date, parse_dates
 from protonet.tables.columns.encoding import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.columns.parsing import (
-    DATE_FORMATS,
+from protonet.tables.columns.parsing import format_cells, is_missing, parse_numeric_column, replace_missing_cells
+from protonet.tables.columns.quantities import (
     FORMATS_DECIMAL_POINT_FIRST,
     SEMICOLON_FILE_FORMATS,
     are_durations,
-    format_cells,
-    infer_date_format,
     infer_interval_format,
     infer_numeric_format,
-    is_missing,
     is_missing_word,
-    parse_date,
-    parse_dates,
     parse_duration,
     parse_formatted_number,
     parse_interval,
-    parse_numeric_column,
-    replace_missing_cells,
 )
 from protonet.tables.columns.units import CURRENCIES, detect_unit, split_unit
 from protonet.tables.delimited import MISSING_TEXTS
@@ -159,7 +153,8 @@ class TestNumeric:
             cells = text.split()
             assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == fmt, cells
         assert infer_numeric_format(["3 kg", "4 kg"]) == "point"
-        assert infer_numeric_format(["3 kg", "4 lb"]) == ""
+        assert infer_numeric_format(["3 kg", "4 lb"]) == "point"
+        assert infer_numeric_format(["3 kg", "4 m"]) == ""
         assert infer_numeric_format(["8/10", "7/10"]) == "point"
         assert infer_numeric_format(["1/2", "1/3", "2/4"]) == ""
         assert detect_unit(["5", "6", "7 sq. miles", "8 square miles"]) == ""
