@@ -19,6 +19,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.ordered import Date, Numbers, Numeric
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.scales import find_scale
 from protonet.tables.columns.text import EmbeddedText, Text, count_ngrams
 from protonet.tables.columns.units import normalize_cell
 from protonet.views.config import UntrustedComponent, raise_unless
@@ -224,6 +225,8 @@ def infer_column_type(
     if number_formats := quantities.infer_number_formats(written, format_order):
         parts = tuple(Numeric.fit(cells, number_format) for number_format in number_formats)
         return InferredType(parts[0] if len(parts) == 1 else Numbers(parts))
+    if scale := find_scale(distinct):
+        return InferredType(Category.fit(cells, scale))
     if len(distinct) <= max_category_levels(distinct, len(present)) and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
     if dates.are_dates_in_any_format(distinct):
@@ -311,7 +314,9 @@ def fit_column_as(
     if distinct and column_type == "picture" and cells.dtype.kind == "O":
         return InferredType(Picture())
     if distinct and column_type == "category":
-        return InferredType(Category.fit(cells))
+        return InferredType(
+            Category.fit(cells, find_scale(list(map(str, distinct))) if cells.dtype.kind == "O" else "")
+        )
     if distinct and column_type == "text" and ((fitted := Text.fit(text)).feature_name_suffixes or has_text_encoder):
         return InferredType(fitted, is_text=True)
     if distinct and column_type == "date":
