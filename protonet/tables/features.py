@@ -21,6 +21,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import (
     Encoding,
     InferredType,
+    drop_names,
     fit_column_as,
     infer_column_type,
     is_free_text,
@@ -190,6 +191,7 @@ def fit_columns(
             text = Text.fit(columns[name])
             if text.feature_name_suffixes or selection.text_encoder_name is not None:
                 inferred[name] = InferredType(text, is_text=True)
+    inferred = drop_names(inferred, columns, column_types)
     return _fit_text_and_picture_columns(inferred, columns, selection)
 
 

@@ -73,7 +73,7 @@ def test_useless_columns_are_dropped() -> None:
         "dropped: row: distinct integers in the order of the rows (--columns keeps it)",
         "dropped: none: empty",
         "dropped: one: constant",
-        "dropped: id: an identifier of each row",
+        "dropped: id: a different code in each row",
     )
     assert fit({"row": np.arange(N), "x": X}, named=True).columns == ("row", "x")
     assert fit({"x": X, "dark": np.zeros(N)}).columns == ("x", "dark")

@@ -71,12 +71,6 @@ class Category(FittedColumn):
         return (*[" rank"] * bool(self.scale), *(f"={level}" if level else " missing" for level in levels))
 
     @property
-    def feature_block_sizes(self) -> list[int]:
-        """The sizes of the blocks: the rank, if there is one, and the levels."""
-        n_features = len(self.feature_name_suffixes)
-        return [1, n_features - 1] if self.scale else [n_features]
-
-    @property
     def _has_all_levels(self) -> bool:
         """Whether each category of the training rows has a feature."""
         return sum(self.level_counts) == self.n_rows

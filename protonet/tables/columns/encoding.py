@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -231,14 +232,11 @@ def infer_column_type(
         return InferredType(Category.fit(cells))
     if dates.are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
-    has_spaces = any(" " in cell for cell in distinct)
-    with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
-    has_digits = with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
-    if len(distinct) == len(present) and not has_spaces and has_digits:
+    if len(distinct) == len(present) and are_identifiers(distinct):
         presence = Category.fit(cells)  # whether a row has an identifier may be informative
         if presence.levels == ("",):
             return InferredType(presence)
-        return InferredType(None, "an identifier of each row")
+        return InferredType(None, "a different code in each row")
     text = Text.fit(cells)
     if text.feature_name_suffixes:
         return InferredType(text, is_text=True)
@@ -278,6 +276,52 @@ def is_free_text(cells: np.ndarray, *, is_only_column: bool) -> bool:
     if len(set(present)) < n or 2 * n < len(cells) or with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * n:
         return False
     return median_word_count(present) > 1 or (is_only_column and n > 2)
+
+
+def are_identifiers(distinct: Sequence[str]) -> bool:
+    """Test whether cells are codes that say nothing: with digits, without spaces, decimals or shared prefixes.
+
+    Few prefixes before a separator, as in A-001 and B-002, may tell classes.
+    """
+    min_fraction = TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
+    max_prefixes = len(distinct) / 4
+    prefixes = {match[0] for cell in distinct if (match := re.match(r"[^\W\d_]+(?=[\W_])", cell))}
+    with_prefix = sum(bool(re.match(r"[^\W\d_]+[\W_]", cell)) for cell in distinct)
+    has_prefixes = with_prefix > min_fraction and 1 < len(prefixes) <= max_prefixes
+    decimals = sum(bool(re.search(r"(?<![\d.])\d+[.,]\d+(?![\d.])", cell)) for cell in distinct)
+    with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
+    has_spaces = any(" " in cell for cell in distinct)
+    return not has_spaces and with_digits > min_fraction and decimals <= min_fraction and not has_prefixes
+
+
+def drop_names(
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], column_types: Mapping[str, str]
+) -> dict[str, InferredType]:
+    """Drop the columns of proper names from a table that has other columns; those with a type of the user are kept."""
+    names = [
+        name
+        for name, inferred_type in inferred.items()
+        if inferred_type.is_text and name not in column_types and are_names(format_cells(columns[name]).tolist())
+    ]
+    others = [name for name, (column, *_) in inferred.items() if column is not None and name not in names]
+    reason = "names, which differ in nearly every row (`column_type` NAME=text keeps them)"
+    return {**inferred, **(dict.fromkeys(names, InferredType(None, reason)) if others else {})}
+
+
+def are_names(cells: Sequence[str]) -> bool:
+    """Test whether cells are proper names: few words, nearly all distinct, capitalised or codes, few words shared."""
+    min_distinct_fraction, max_words, min_name_fraction, max_shared_fraction = 0.9, 4, 0.8, 0.5
+    present = [cell for cell in cells if cell]
+    words = [[word for word in re.split(r"[\s,]+", cell) if len(word) > 1] for cell in present]
+    counts = Counter(word.casefold() for row in words for word in set(row))
+    n_named = sum(all(word[0] != word[0].lower() or any(map(str.isdigit, word)) for word in row) for row in words)
+    n_shared = sum(any(counts[word.casefold()] > 1 for word in row) for row in words)
+    return (
+        len(set(present)) >= min_distinct_fraction * len(present)
+        and max(map(len, words), default=max_words + 1) <= max_words
+        and n_named >= min_name_fraction * len(present)
+        and n_shared <= max_shared_fraction * len(present)
+    )
 
 
 def median_word_count(cells: Sequence[object]) -> int:

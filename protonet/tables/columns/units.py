@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
+from datetime import date
 from functools import cache, lru_cache
 
 #: Matches currencies that may stand before a number or after it.
@@ -94,6 +95,8 @@ _MONTHS = (
 )
 _MONTH_ABBREVIATIONS = {name: names.split()[0] for names in _MONTHS for name in names.split()}
 _MONTH = re.compile(rf"\b({'|'.join(_MONTH_ABBREVIATIONS)})\b\.?", re.IGNORECASE)
+# 2024-W05 and KW 5/2024; 2024-Q1 and Q1 2024.
+_WEEK_OR_QUARTER = re.compile(r"(?:(\d{4})[\s/-]*)?(W|KW|Q)\s?(\d\d?)(?:[\s/-]*(\d{4}))?", re.IGNORECASE)
 _CJK_DATE = re.compile(r"(\d{4})\s?[年년]\s?(\d\d?)\s?[月월](?:\s?(\d\d?)\s?[日일])?")
 _UNSPACED_HALF_DAY = re.compile(r"(?<=\d)(?=[AP]M\b)", re.IGNORECASE)
 _TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
@@ -299,7 +302,15 @@ def normalize_date(cell: str) -> str:
 
     Weekdays and the like are removed, months become English abbreviations, and a time is moved behind the date.
     """
-    cell = _CJK_DATE.sub(lambda date: "/".join(filter(None, date.groups())), cell)
+    match = _WEEK_OR_QUARTER.fullmatch(cell)
+    if match and (year := int(match[1] or match[4] or 0)) and 0 < (number := int(match[3])) < 54:
+        is_quarter = match[2].upper() == "Q"
+        return (
+            f"{year}-{3 * number - 2:02}"
+            if is_quarter
+            else f"{date.fromisocalendar(year, min(number, 52), 1):%Y/%m/%d}"
+        )
+    cell = _CJK_DATE.sub(lambda day: "/".join(filter(None, day.groups())), cell)
     cell = _UNSPACED_HALF_DAY.sub(" ", _DATE_NOISE.sub("", cell))
     cell = _MONTH.sub(lambda month: _MONTH_ABBREVIATIONS[month[1].lower()], cell)
     return _TIME_BEFORE_DATE.sub(r"\2 \1", cell)
