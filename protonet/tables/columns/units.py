@@ -140,7 +140,8 @@ def _rate_scale() -> dict[str, float]:
 def convert_unit(source: str, target: str) -> tuple[float, float]:
     """Return the factor and the offset that convert numbers of one unit to another; NaN if their dimensions differ."""
     temperatures = {"°c": (1.0, 0.0), "c": (1.0, 0.0), "°f": (5 / 9, -160 / 9), "f": (5 / 9, -160 / 9)}
-    if source == target:
+    currencies = {"usd": "$", "us$": "$", "dollar": "$", "eur": "€", "euro": "€", "gbp": "£", "jpy": "¥", "inr": "₹"}
+    if source == target or currencies.get(source, source) == currencies.get(target, target):
         return 1.0, 0.0
     if source in temperatures and target in temperatures:
         (factor, offset), (other_factor, other_offset) = temperatures[source], temperatures[target]
