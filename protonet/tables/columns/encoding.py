@@ -315,7 +315,10 @@ def are_names(cells: Sequence[str]) -> bool:
     words = [[word for word in re.split(r"[\s,]+", cell) if len(word) > 1] for cell in present]
     counts = Counter(word.casefold() for row in words for word in set(row))
     n_named = sum(all(word[0] != word[0].lower() or any(map(str.isdigit, word)) for word in row) for row in words)
-    n_shared = sum(any(counts[word.casefold()] > 1 for word in row) for row in words)
+    min_rows = max(
+        3, 0.08 * len(present)
+    )  # with a shared word, such as a make of cars; fewer have a first name by chance
+    n_shared = sum(any(counts[word.casefold()] >= min_rows for word in row) for row in words)
     return (
         len(set(present)) >= min_distinct_fraction * len(present)
         and max(map(len, words), default=max_words + 1) <= max_words

@@ -348,28 +348,35 @@ def infer_number_formats(cells: Iterable[str], format_order: Sequence[str] = FOR
     Most cells must hold equally many numbers, with the same text between them, and no codes of many digits. Numbers
     that are the same in all cells have no format.
     """
-    min_cells, max_digits, max_words = 5, 4, 3
+    min_cells = 5
     cells = [normalize_cell(cell) for cell in drop_words(cells)]
+    probed = cells[:N_PROBED_CELLS]
     marks = [name for name in format_order if name != "plain"]
-    marks.sort(key=lambda mark: sum(len(split_numbers(cell, mark)[0]) for cell in cells))
+    marks.sort(key=lambda mark: sum(len(split_numbers(cell, mark)[0]) for cell in probed))
     for mark in marks if len(cells) >= min_cells else ():
-        split = [split_numbers(cell, mark) for cell in cells]
-        separators = Counter(tuple(text.strip().casefold() for text in texts[1:-1]) for _, texts in split)
-        separator, count = separators.most_common(1)[0]
-        n_words = max(len(" ".join(texts).split()) for _, texts in split)
-        is_version = "." in separator  # or an IP address
-        if is_version or count < MIN_PARSED_FRACTION * len(cells) or n_words > max_words:
-            continue
-        numbers = [number for found, _ in split for number in found if number.isdecimal()]
-        is_code = any(len(number) > max_digits or (number[0] == "0" and len(number) > 1) for number in numbers)
-        if is_code or not 0 < len(separator) < MAX_NUMBERS_PER_CELL:
-            continue
-        prefix = "" if mark == "point" else "comma "
-        names = [f"{prefix}number {index + 1}" for index in range(len(separator) + 1)]
-        parsed = [[parse_numeric(cell, name) for cell in cells] for name in names]
-        if all(sum(map(math.isnan, values)) <= (1 - MIN_PARSED_FRACTION) * len(cells) for values in parsed):
-            return [name for name, values in zip(names, parsed, strict=True) if len(set(values)) > 1]
+        if _list_number_formats(probed, mark) and (formats := _list_number_formats(cells, mark)):
+            parsed = {name: {parse_numeric(cell, name) for cell in cells} for name in formats}
+            return [name for name, values in parsed.items() if len(values) > 1]
     return []
+
+
+def _list_number_formats(cells: Sequence[str], mark: str) -> list[str]:
+    """List the format of each number of cells that hold several; [] if the cells differ in form, or are codes."""
+    max_digits, max_words = 4, 3
+    split = [split_numbers(cell, mark) for cell in cells]
+    separators = Counter(tuple(text.strip().casefold() for text in texts[1:-1]) for _, texts in split)
+    separator, count = separators.most_common(1)[0]
+    is_version = "." in separator  # or an IP address
+    if is_version or count < MIN_PARSED_FRACTION * len(cells) or not 0 < len(separator) < MAX_NUMBERS_PER_CELL:
+        return []
+    numbers = [number for found, _ in split for number in found if number.isdecimal()]
+    is_code = any(len(number) > max_digits or (number[0] == "0" and len(number) > 1) for number in numbers)
+    if is_code or any(len(" ".join(texts).split()) > max_words for _, texts in split):
+        return []
+    prefix = "" if mark == "point" else "comma "
+    names = [f"{prefix}number {index + 1}" for index in range(len(separator) + 1)]
+    unparsed = [sum(math.isnan(parse_numeric(cell, name)) for cell in cells) for name in names]
+    return names if max(unparsed) <= (1 - MIN_PARSED_FRACTION) * len(cells) else []
 
 
 def are_thousands_grouped(cells: Sequence[str]) -> bool:

@@ -217,8 +217,8 @@ def score_answer(scale: str, answer: str) -> float:
 
 def find_scale(answers: Sequence[str]) -> str:
     """Find the scale on which all answers but one, such as "don't know", have at least three numbers; "" for none."""
-    min_answers, max_others = 3, 1
-    for scale in SCALES:
+    min_answers, max_answers, max_others = 3, 60, 1
+    for scale in SCALES if len(answers) <= max_answers else ():
         scores = [score_answer(scale, answer) for answer in answers]
         others, distinct = sum(map(math.isnan, scores)), {score for score in scores if not math.isnan(score)}
         is_nominal = scale == "grade" and not any(answer[-1:] in "+-" or len(answer) > 1 for answer in answers)

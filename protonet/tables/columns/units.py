@@ -180,6 +180,7 @@ def normalize_cell(cell: str) -> str:
     )
 
 
+@lru_cache(maxsize=2**15)  # cells are parsed repeatedly
 def split_unit(cell: str, *, has_power_letters: bool = False) -> tuple[str, str]:
     """Split a cell into the text of its number and its unit in lower case, such as "3" and "kg"; "" if it has none.
 
@@ -224,6 +225,7 @@ def is_known_unit(unit: str) -> bool:
     return not unit.isalpha() or any(pattern.fullmatch(unit) for pattern in (UNITS, UNIT_WORDS))
 
 
+@lru_cache(maxsize=2**15)
 def split_terms(cell: str) -> tuple[int, list[tuple[str, str]]]:
     """Split a quantity into its sign and its terms, pairs of a number and a unit, as in 5 lbs 2 oz; [] for other text.
 
