@@ -23,7 +23,7 @@ _DEGREES = {
     "mild|weak|slow|short|few|light|cold|cool|rare|seldom|hardly|worse|young|minor|thin|below|decreas|inferior|"
     "unzufrieden|schlecht|unwahrsch|unwichtig|ablehn|lehne|mangelhaft|niedrig|gering|klein|leicht|schwach|langsam|"
     "kurz|kalt|kühl|selten|wenig|jung|schlechter|désaccord|insatisf|mauvais|mal\\b|improbab|faible|bas\\b|basse|"
-    "petit|léger|lent|froid|rare|peu\\b|pire|desacuerdo|mala?s?\\b|malo|baj[oa]|pequeñ|leve|débil|lent[oa]|frí[oa]|"
+    "petit|lég[eè]r|lent|froid|rare|peu\\b|pire|desacuerdo|mala?s?\\b|malo|baj[oa]|pequeñ|leve|débil|lent[oa]|frí[oa]|"
     "raramente|rara vez|poc[oa]|peor|discord|desacordo|insatisfeit|ruim|mau\\b|má\\b|improváv|baix[oa]|pequen|"
     "frac[oa]|fri[oa]|pior|disaccordo|insoddisf|cattiv|scars|improbabil|bass[oa]|piccol|liev|debol|fredd|peggior|"
     "oneens|ontevreden|slecht|onwaarsch|onbelang|laag|lage|klein|licht|zwak|langzaam|koud|zelden|weinig|niezadow|"
@@ -31,15 +31,15 @@ _DEGREES = {
     "мал|легк|слаб|медленн|холод|редк|хуже|不同意|反对|不满|差|坏|不可能|不重要|很少|低|小|轻|弱|慢|冷|少|思わない|"
     "不満|悪|あてはまらない|めったに|まれに|軽|寒|遅|불만|나쁘|나쁨|동의하지|그렇지 않|드물게|낮|작|경증|약함|느",
     -0.5: "ausreichend|passable|suficiente|sufficient|hinreichend",
-    0: "neither|neutral|undecided|unsure|uncertain|indifferent|average|medium|med\\b|mid|moderat|normal|fair|okay|"
-    "ok\\b|so.so|sometimes|occasion|same|warm|weder|teils|unentsch|mittel|mäßig|befriedigend|manchmal|gelegentl|"
+    0: "neither|neutr|undecided|unsure|uncertain|indifferent|average|medium|med\\b|mid|moderat|normal|fair|okay|"
+    "ok\\b|so.so|sometimes|occasion|same|warm|weder|teils|unentsch|mittel|mässig|befriedigend|manchmal|gelegentl|"
     "gleich|lau|neutre|ni\\b|moyen|modér|parfois|quelquefois|pareil|indecis|medi[oa]|regular|a veces|algunas veces|"
     "igual|nem\\b|médi[oa]|às vezes|as vezes|razoáv|né\\b|indeciso|a volte|qualche volta|talvolta|uguale|noch\\b|"
     "gemiddeld|matig|soms|neutraal|ani\\b|średni|umiarkow|czasam|czasem|trudno|przecięt|ни\\b|нейтр|затрудн|средн|"
     "умерен|иногда|一般|中立|中|普通|有时|偶尔|不确定|どちらとも|時々|ときどき|보통|중립|중간|가끔",
     1: "agree|satisf|good|likely|probabl|important|happy|positiv|useful|easy|high|hi\\b|large|big|severe|strong|"
     "fast|long|many|much|heavy|hot|often|frequent|usual|better|old\\b|major|thick|above|increas|superior|hard\\b|"
-    "zustimm|stimm|trifft|zufrieden|gut|wahrsch|wichtig|hoch|groß|gross|schwer|stark|schnell|lang|heiß|oft\\b|"
+    "zustimm|stimm|trifft|zufrieden|gut|wahrsch|wichtig|hoch|gross|schwer|stark|schnell|lang|heiss|oft\\b|"
     "häufig|viel|alt\\b|besser|d'accord|bon\\b|bonne|bien|haut|élevé|grand|grave|sévère|fort|rapid|chaud|souvent|"
     "beaucoup|mieux|acuerdo|buen|alt[oa]|grande|sever|fuerte|rápid|calient|a menudo|frecuent|mucho|mejor|concord|"
     "acordo|bom\\b|boa\\b|bem\\b|prováv|forte|quente|muito frequ|melhor|accordo|soddisf|buon|ben\\b|bene|veloc|cald|"
@@ -52,7 +52,7 @@ _DEGREES = {
     "всегда|отличн|критич|总是|优|いつも|常に|항상|우수",
 }
 _STRONG = (
-    "very|strong|extreme|complete|total|full|absolut|definite|much|sehr|voll|völlig|ganz|stark|äußerst|très|tout|"
+    "very|strong|extreme|complete|total|full|absolut|definite|much|sehr|voll|völlig|ganz|stark|äusserst|très|tout|"
     "fort|extrême|entière|muy|pleno|plena|muito|molto|fortement|del tutto|zeer|heel|helemaal|volled|sterk|zdecyd|"
     "całk|bardzo|w pełni|полност|соверш|очень|абсол|категор|非常|很|完全|十分|强烈|とても|強く|全く|大変|매우|아주"
 )
@@ -68,7 +68,7 @@ _NOT_AT_ALL = (
     "完全不|全く.*ない|전혀"
 )
 _NOT = re.compile(r"(?:\bnot|\bno|\bnicht|\bpas|\bniet|\bnie|\bне|\bnon|\bnão|n't)\b|不|ません|ない$|지 않")
-_MODERATE = re.compile("moderat|mäßig|modér|umiarkow|умерен")
+_MODERATE = re.compile("moderat|mässig|modér|umiarkow|умерен")
 # Words for the places of other scales: beginnings of words in the order of the scale, separated by semicolons.
 _SEQUENCES = {
     "month": "jan|ene|gen|sty|янв;feb|fév|fev|lut|фев;mar|mär|mrz|maa|мар;apr|avr|abr|kwi|апр;may|mai|mei|mag|maj|"
@@ -154,7 +154,7 @@ def _score_degree(text: str) -> float:
     value: float = next((value for value in (-3, -2, 2) if value in values), 0)
     if not value:
         value = max((len(match[0]), value) for match, value in found if value)[1]
-    is_extreme = strong is not None and strong[0][:5] in {"extre", "extrê", "äußer"}
+    is_extreme = strong is not None and strong[0][:5] in {"extre", "extrê", "äusse"}
     size = abs(value) + (0.75 + 0.5 * is_extreme) * (strong is not None and abs(value) == 1) - 0.5 * bool(weak)
     return math.copysign(0.75 if 0 in values else size, value)
 
@@ -218,7 +218,7 @@ def score_answer(scale: str, answer: str) -> float:
 def find_scale(answers: Sequence[str]) -> str:
     """Find the scale on which all answers but one, such as "don't know", have at least three numbers; "" for none."""
     min_answers, max_answers, max_others = 3, 60, 1
-    for scale in SCALES if len(answers) <= max_answers else ():
+    for scale in SCALES if min_answers <= len(answers) <= max_answers else ():
         scores = [score_answer(scale, answer) for answer in answers]
         others, distinct = sum(map(math.isnan, scores)), {score for score in scores if not math.isnan(score)}
         is_nominal = scale == "grade" and not any(answer[-1:] in "+-" or len(answer) > 1 for answer in answers)

@@ -163,6 +163,39 @@ class TestNumeric:
         assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
 
 
+class TestUnits:
+    def test_conversion(self) -> None:
+        cases = [("5 kg", "g", 5000), ("2 lbs", "oz", 32), ("1 mile", "m", 1609.344), ("98.6 °F", "°c", 37)]
+        cases += [("3 GB", "mb", 3000), ("$1,200/yr", "$/month", 100), ("2 €/Tag", "€/d", 2), ("5 USD", "$", 5)]
+        cases += [("5 kg", "m", math.nan), ("$5", "€", math.nan), ("$5/yr", "$", math.nan)]
+        for cell, unit, value in cases:
+            assert parse_formatted_number(cell, "point", unit) == pytest.approx(value, nan_ok=True), cell
+
+    def test_terms(self) -> None:
+        cases = [("5 lbs 2 oz", "oz", 82), ("10'20\"", "s", 620), ("5'11\"", "in", 71), ("12°30'36\"S", "°", -12.51)]
+        cases += [("10'20\"", "in", math.nan), ("5 lbs 20 oz", "oz", math.nan), ("5 lbs 2 cm", "oz", math.nan)]
+        for cell, unit, value in cases:
+            assert parse_formatted_number(cell, "point", unit) == pytest.approx(value, nan_ok=True), cell
+        minutes, feet = [f"{row}'{row + 5}\"" for row in range(5, 15)], [f"{row}'{row}\"" for row in range(4, 11)]
+        assert (detect_unit(minutes), detect_unit(feet), detect_unit([*feet, "7'05\""])) == ("s", "in", "s")
+
+
+class TestWordsAmongNumbers:
+    def test_values_beyond_the_range_are_the_extremes_of_training(self) -> None:
+        numbers = [*map(str, range(10, 20)), "TNTC", "< LOD", "n.d.", "lost"]
+        column = infer_column_type(objects(*numbers)).column
+        assert isinstance(column, Numeric)
+        values = column.to_numeric(objects("too many to count", "BDL", "12", "lost", "nicht nachweisbar", "> max"))
+        assert values.tolist() == pytest.approx([19, 10, 12, math.nan, 10, 19], nan_ok=True)
+        assert column.missing_fraction == pytest.approx(2 / len(numbers))
+
+    def test_few_numbers_with_a_word_are_categories(self) -> None:
+        for cells in (["2", "4", "6", "8", "other"], [*"12345", "a", "b", "c"]):
+            column = infer_column_type(objects(*cells * 5)).column
+            assert column is not None
+            assert column.column_type == "category"
+
+
 class TestIntervals:
     @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["-", " - ", " to ", "–", "..", " and "]))
     def test_midpoints(self, low: int, width: int, separator: str) -> None:
