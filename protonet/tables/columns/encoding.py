@@ -314,7 +314,10 @@ def are_names(cells: Sequence[str]) -> bool:
     present = [cell for cell in cells if cell]
     words = [[word for word in re.split(r"[\s,]+", cell) if len(word) > 1] for cell in present]
     counts = Counter(word.casefold() for row in words for word in set(row))
-    n_named = sum(all(word[0] != word[0].lower() or any(map(str.isdigit, word)) for word in row) for row in words)
+    n_named = sum(
+        any(map(str.isalpha, "".join(row))) and all(word[0] != word[0].lower() or word[0].isdigit() for word in row)
+        for row in words
+    )
     min_rows = max(
         3, 0.08 * len(present)
     )  # with a shared word, such as a make of cars; fewer have a first name by chance

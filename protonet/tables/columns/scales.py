@@ -112,7 +112,7 @@ def _compile_words(words: str) -> re.Pattern[str]:
 _DEGREE_WORDS = {value: _compile_words(words) for value, words in _DEGREES.items()}
 _STRONG_WORDS, _WEAK_WORDS, _SCARCE_WORDS = map(_compile_words, (_STRONG, _WEAK, _SCARCE))
 _ORDINAL_UNITS = (
-    "q|t|quarter|quartal|trimestre|kwartaal|kwartał|квартал|w|week|kw|semana|semaine|settimana|tydzień|level|stufe|"
+    "q|quarter|quartal|trimestre|kwartaal|kwartał|квартал|w|week|kw|semana|semaine|settimana|tydzień|level|stufe|"
     "niveau|nivel|nível|livello|poziom|уровень|stage|stadium|stade|etapa|grade|grad|grado|grau|stopień|step|phase|"
     "tier|year|rank|score|категория|第"
 )

@@ -130,7 +130,6 @@ ORDERED = [
     "primary|secondary|bachelor|master|phd",
     "beginner|intermediate|advanced|expert",
     "1er trimestre|2e trimestre|3e trimestre|4e trimestre",
-    "T1|T2|T3|T4",
     "Small|Medium|Large|X-Large",
     "01_low|02_mid|03_high",
     "非常不满意|不满意|一般|满意|非常满意",
@@ -138,6 +137,7 @@ ORDERED = [
 ]
 # Categories without an order.
 NOMINAL = [
+    "T1|T2|T3|T4",
     "red|green|blue",
     "Adelie|Gentoo|Chinstrap",
     "A|B|C|D",
