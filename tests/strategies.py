@@ -68,11 +68,20 @@ PLAIN = (
 )
 
 
-def solve_with(*arguments: Any, search: ModelSearch, **options: Any) -> PrototypeNetwork:
+def solve_with(
+    train: Any,
+    val: Any = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    search: ModelSearch,
+    progress: FitProgress = ignore_progress,
+    **options: Any,
+) -> PrototypeNetwork:
     """Fit a network as `protonet.solve` does, with another search space."""
-    metadata = dict(options.pop("metadata", None) or (arguments[2] if len(arguments) > 2 else None) or {})
-    metadata.setdefault("param_limit", PARAM_LIMIT)
-    return fit_solution(*arguments[:2], metadata=metadata, search=search, **options).network
+    metadata = {"param_limit": PARAM_LIMIT} | {
+        name: value for name, value in (metadata or {}).items() if value is not None
+    }
+    return fit_solution(train, val, metadata, progress=progress, search=search, **options).network
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:

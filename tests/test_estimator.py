@@ -6,7 +6,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from protonet.errors import InputError, InputTypeError
 from protonet.estimator import ProtoNetClassifier
 from protonet.estimator.labels import to_class_names
 from protonet.files.model import model_to_bytes
+from protonet.fit import solver
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
@@ -39,8 +40,18 @@ def make() -> ProtoNetClassifier:
     return ProtoNetClassifier()
 
 
-FITTED = make().fit(X, NAMES)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
+    FITTED = make().fit(X, NAMES)
 SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], search=PLAIN, seed=int(np.random.RandomState(0).randint(2**31 - 1)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def linear_views() -> Iterator[None]:
+    """Let fits compare linear views only: what the estimator does with a network does not depend on its views."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, "DEFAULT_SEARCH", PLAIN)
+        yield
 
 
 def test_partial_fit_takes_labels_as_fit_does() -> None:
@@ -346,20 +357,20 @@ def test_invalid_arguments_are_errors(change: dict[str, Any], labels: Any, weigh
 def test_unlabelled_rows_have_any_missing_label() -> None:
     x, y, few = load_wine_split()
     remaining = np.setdiff1d(np.arange(len(y)), few)
-    model = ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=x[remaining])
+    model = ProtoNetClassifier().fit(x[few], y[few], unlabelled=x[remaining])
     expected = model.predict_proba(x)
     assert model.learned_unlabelled_
     minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
     for marked in (minus, none, gaps):
         marked[few] = y[few]
     for rows, marked in ((x, none), (x, gaps), (scipy.sparse.coo_matrix(x), minus)):
-        again = ProtoNetClassifier(PLAIN).fit(rows, marked)
+        again = ProtoNetClassifier().fit(rows, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
         np.testing.assert_allclose(again.predict_proba(x), expected, atol=1e-6)
-    half = ProtoNetClassifier(PLAIN).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
+    half = ProtoNetClassifier().fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
-    assert ProtoNetClassifier(PLAIN).fit(x[few], y[few] - 2).classes_.tolist() == [-2, -1, 0]  # -1 is a class here
-    alone = ProtoNetClassifier(PLAIN).fit(x[few], y[few])
+    assert ProtoNetClassifier().fit(x[few], y[few] - 2).classes_.tolist() == [-2, -1, 0]  # -1 is a class here
+    alone = ProtoNetClassifier().fit(x[few], y[few])
     assert not alone.learned_unlabelled_
     assert alone.novel_clusters_ == []
 
@@ -367,18 +378,18 @@ def test_unlabelled_rows_have_any_missing_label() -> None:
 def test_invalid_unlabelled_rows_are_refused() -> None:
     x, y, few = load_wine_split()
     with pytest.raises(InputError, match="`y` must have rows with a label; got none"):
-        ProtoNetClassifier(PLAIN).fit(x, np.full(len(y), None))
+        ProtoNetClassifier().fit(x, np.full(len(y), None))
     with pytest.raises(ValueError, match="X has 5 features, but ProtoNetClassifier is expecting 13"):
-        ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=x[:, :5])
+        ProtoNetClassifier().fit(x[few], y[few], unlabelled=x[:, :5])
     marked = np.full(len(y), -1)
     marked[few] = y[few]
     for given in ({"sample_weight": np.ones(15)}, {"groups": list(range(15))}):
         with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-            ProtoNetClassifier(PLAIN).fit(x, marked, **given)
+            ProtoNetClassifier().fit(x, marked, **given)
     gap = x.copy()
     gap[3, 2] = np.nan
     with pytest.raises(InputError, match="`X` must have no gaps, as the rows of fit had none; got 1 of NaN"):
-        ProtoNetClassifier(PLAIN).fit(x[few], y[few], unlabelled=gap)
+        ProtoNetClassifier().fit(x[few], y[few], unlabelled=gap)
 
 
 def test_labels_of_mixed_types_get_a_warning() -> None:
@@ -386,7 +397,7 @@ def test_labels_of_mixed_types_get_a_warning() -> None:
     match = r"^`y` must be all text or all numbers; got the text 'a' and 1\. Fit to y\.astype\(str\)\.$"
     for y in (mixed, mixed[::-1]):
         with pytest.raises(TypeError, match=match):
-            ProtoNetClassifier(PLAIN).fit(x, y)
-    fitted = ProtoNetClassifier(PLAIN).fit(x, np.array(["a", "b"] * 10, object))
+            ProtoNetClassifier().fit(x, y)
+    fitted = ProtoNetClassifier().fit(x, np.array(["a", "b"] * 10, object))
     with pytest.raises(TypeError, match=match):
         fitted.partial_fit(x[:1], np.array([1]))

@@ -126,7 +126,6 @@ class MethodRun(NamedTuple):
     seed: int
     method: str  #: Name of a representation, "none", or one of the other methods above.
     representation: str  #: Name of the encoder whose embeddings the compared methods use.
-    effort: str  #: Effort of ``fit``, such as "fast".
     max_test_rows: int  #: Maximal number of test rows.
 
 
@@ -166,13 +165,13 @@ def evaluate_protonet(items: ItemDataset, split: RowSplit, run: MethodRun) -> di
     name = run.representation if run.method == CLASS_CODES else run.method
     codes = tuple(f"c{index + 1}" for index in range(len(items.classes)))
     classes = codes if run.method == CLASS_CODES else items.classes
-    warm_up_fit(name, run.effort)
+    warm_up_fit(name)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         arguments = write_split_files(items._replace(classes=classes), split, run.shots, folder)
         model = str(folder / "model.safetensors")
         common = ["-q", "--representation", name]
-        fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
+        fit = ["fit", *arguments, "-o", model, *common]
         if name != NO_ENCODER:
             rows = split.labelled_rows if run.shots else split.unlabelled_rows
             load_encoder(name).embed(get_inputs(items, rows))
@@ -232,7 +231,7 @@ def run_protonet(arguments: Sequence[str]) -> float:
 
 
 @cache
-def warm_up_fit(name: str, effort: str) -> None:
+def warm_up_fit(name: str) -> None:
     """Load the pretrained encoder ``name`` and fit once, so that the cost of a process's first fit is not measured."""
     if name != NO_ENCODER:
         load_encoder(name)
@@ -240,7 +239,7 @@ def warm_up_fit(name: str, effort: str) -> None:
         cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
         table = Path(folder, "a.csv")
         write_csv(table, [TEXT_COLUMN, CLASS_COLUMN], cells)
-        options = ["--label", CLASS_COLUMN, "--effort", effort, "--representation", NO_ENCODER]
+        options = ["--label", CLASS_COLUMN, "--representation", NO_ENCODER]
         run_protonet(["fit", str(table), "-q", *options])
 
 

@@ -5,9 +5,9 @@ FOLDER holds tables NAME.csv with columns text and class, whose names are words,
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from analysis.shared import runner
 from analysis.shared.tables import format_mean
 from protonet._text import plural
 from protonet.embeddings.loading import ENCODER_PACKAGES
-from protonet.fit.search import EFFORTS
-from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option, positional
 from protonet.ui.text import format_table
 
 #: Titles of the methods that others are compared with; "{}" is the representation whose embeddings they use.
@@ -30,12 +29,11 @@ METHOD_TITLES = {
     measure.TFIDF: "TF-IDF, logistic regression",
     measure.SETFIT: "SetFit's recipe",
 }
-MAX_SETFIT_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
-over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
-effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
+over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run
+as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
 network already and with the embeddings in the cache. Logistic regression has C = 10, on the embeddings as they are.
 """
 #: Further notes, printed if there are runs without labels, with one label per class, or of a method.
@@ -56,26 +54,30 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 }
 
 
-def add_options(parser: runner.StudyParser) -> None:
-    """Add the study's options: the folder, the data sets, the pretrained encoders and the splits."""
-    text = "tables .csv with columns text and class, folders of pictures"
-    parser.add_argument(runner.FOLDER_OPTION, metavar="FOLDER", help=text)
-    parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
-    text = "labelled rows per class; 0: names alone"
-    parser.add_option("--shots", "0,1,5,20", text, partial(runner.parse_integers, low=0))
-    parser.add_int_option("--splits", 3, "splits of each set")
-    parser.add_int_option("--tests", 600, "rows that are judged, at the most")
-    parser.add_option(f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS)
-    parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(runner.JournalOptions):
+    """The options of the study."""
+
+    folder: Path = positional("tables .csv with columns text and class, folders of pictures", metavar="FOLDER")
+    sets: str | None = option("their names, with commas (default: all of the folder)", metavar="NAMES")
+    shots: Sequence[int] = runner.list_option(
+        "labelled rows per class; 0: names alone", "0,1,5,20", partial(runner.parse_integers, low=0)
+    )
+    splits: int = runner.int_option("splits of each set", 3)
+    tests: int = runner.int_option("rows that are judged, at the most", 600)
+    representations: Sequence[str] = runner.names_option(
+        [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS
+    )
+    setfit: bool = option("run SetFit's recipe, too: minutes for each table", False)
 
 
-def run(options: argparse.Namespace) -> runner.StudyReport:
+def run(options: Options) -> runner.StudyReport:
     """Execute all runs, and compare the methods for each number of labels per class."""
-    paths = measure.list_datasets(Path(options.folder))
+    paths = measure.list_datasets(options.folder)
     chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
+    # Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
+    max_setfit_classes = 8
     for seed in range(options.splits):
         for name in chosen:
             items = measure.read_dataset(paths[name])
@@ -83,9 +85,9 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
             readers = [name for name in packaged if ENCODER_PACKAGES[name].modality == items.modality]
             reads = next(iter(readers), measure.NO_ENCODER)
             for shots in options.shots:
-                setfit = options.setfit and len(items.classes) <= MAX_SETFIT_CLASSES
+                setfit = options.setfit and len(items.classes) <= max_setfit_classes
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)
-                fixed = (reads, options.effort, options.tests)
+                fixed = (reads, options.tests)
                 runs += [measure.MethodRun(name, shots, seed, method, *fixed) for method in methods]
     source = runner.hash_sources("analysis/pretrained/measure.py", "protonet")
     read = {name: measure.read_dataset(paths[name]) for name in chosen}
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
     )
     rows = [{"takes": read[run.dataset].modality, **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(items.classes) for name, items in read.items()}
-    note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), search=options.effort)
+    note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"))
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (measure.TFIDF, measure.SETFIT)}
     note += "".join(text for name, text in OPTIONAL_NOTES.items() if notes[name])

@@ -29,6 +29,7 @@ from analysis.real_data.sets import load_sklearn_table
 from protonet.datasets import load_digits
 from protonet.errors import DISTRIBUTION_NAME
 from protonet.estimator import ProtoNetClassifier
+from protonet.views.density import DensitySpec
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS
@@ -47,9 +48,10 @@ FOREST_TREES = 200
 TIMED_VIEWS: dict[str, ViewSpec] = {
     "linear": LinearSpec("standardised"),
     "kernel ridge": KERNEL_RIDGE_SPECS[0],
+    "density": DensitySpec(LinearSpec("standardised"), per_row=True),
     "forest": ForestSpec(7),
     "random convolutions": FixedConvolutionSpec(8, True, 0.1),
-    "transformer": TabularTransformerSpec(1),
+    "transformer": TabularTransformerSpec(),
     "MLP": MLPSpec(LinearSpec("centred"), n_mlps=1, n_hidden=32, n_steps=30, embedding_dim=64),
 }
 TIMED_SET = "digits"

@@ -5,10 +5,10 @@ The regret is the difference to the best baseline in each row of the table, with
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,27 +21,37 @@ from analysis.prior.study import load_left_out_prior
 from analysis.real_data.sets import DATASETS, load_real_dataset, split_shots
 from analysis.shared import tables
 from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, predict_likeliest
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
-from protonet import solve
+from analysis.shared.runner import (
+    JournalOptions,
+    StudyReport,
+    hash_sources,
+    int_option,
+    list_option,
+    load_installed_sets,
+    names_option,
+    parse_integers,
+    plot_option,
+    run_all,
+)
 from protonet._text import plural
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import ModelSearch
+from protonet.fit.solver import PARAM_LIMIT, fit_solution
 from protonet.metrics import calibration_error, compute_metrics, sum_confidence_bins
 from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
 DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Source files of the data sets and splits.
 BASELINE_SOURCES = ("analysis/shared/baselines.py", "protonet/losses.py")
-#: Arguments of `fit_protonet` by method: the default, less effort, or without a part of the solver.
+#: Arguments of `fit_protonet` by method: the default, or without a part of the solver.
 PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
     "left-out": {},
-    "fast": {"effort": "fast"},
     "raw": {"metadata": {"param_limit": 0}},
-    "no-selection": {"effort": ModelSearch(n_folds=0)},
-    "no-shifts": {"effort": ModelSearch(use_shifts=False)},
+    "no-selection": {"search": ModelSearch(n_folds=0)},
+    "no-shifts": {"search": ModelSearch(use_shifts=False)},
     **{
-        name: {"effort": ModelSearch().with_family(MLPFamily(training_config=config))}
+        name: {"search": ModelSearch().with_family(MLPFamily(training_config=config))}
         for name, config in (
             ("no-episodes", MLPTrainingConfig(episodic_loss_weight=0.0)),
             ("no-cross-entropy", MLPTrainingConfig(cross_entropy_weight=0.0)),
@@ -52,7 +62,7 @@ PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
 TUNED_BASELINES = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
 METHOD_TITLES = {  #: In the tables.
     **{name: name.replace("-", " ") for name in PROTONET_SETTINGS},
-    **{"left-out": "ours, left out", "fast": "ours, fast", "raw": "ours, raw only"},
+    **{"left-out": "ours, left out", "raw": "ours, raw only"},
     **{name: baseline.title for name, baseline in BASELINES.items()},
 }
 #: Title, minimal and maximal shots of each table of means.
@@ -63,7 +73,6 @@ COMPARED_QUANTITIES = (
     tables.ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
     tables.ComparedQuantity("seconds", "fit seconds"),
 )
-MAX_ACCEPTED_REGRET = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 TABLE_NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -85,10 +94,11 @@ class MethodRun(NamedTuple):
 
 
 def fit_protonet(
-    x: np.ndarray, y: np.ndarray, effort: str | ModelSearch = "default", metadata: dict[str, Any] | None = None
+    x: np.ndarray, y: np.ndarray, search: ModelSearch | None = None, metadata: dict[str, Any] | None = None
 ) -> Predictor:
     """Fit a prototype network to rows (n, dim) and classes (n,) by ``solve``."""
-    network = solve_with([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, search=effort)
+    metadata = {"param_limit": PARAM_LIMIT} if metadata is None else metadata
+    network = fit_solution([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, search=search).network
 
     def predict(rows: np.ndarray) -> PredictionOutcome:
         with torch.no_grad():
@@ -105,17 +115,20 @@ METHODS: dict[str, FitFunction] = {
 }
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the data sets, methods, shots and splits."""
-    parser.add_names_option("--datasets", DATASETS)
-    parser.add_names_option("--methods", METHODS)
-    parser.add_option("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_integers, low=1))
-    parser.add_int_option("--splits", 5, "splits of each data set")
-    parser.add_state_options()
-    parser.add_plot_option("ours minus the best baseline")
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    datasets: Sequence[str] | None = names_option(DATASETS)
+    methods: Sequence[str] | None = names_option(METHODS)
+    shots: Sequence[int] = list_option(
+        "labelled samples per class", "1,2,5,10,20", functools.partial(parse_integers, low=1)
+    )
+    splits: int = int_option("splits of each data set", 5)
+    plot: Path | None = plot_option("ours minus the best baseline")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Execute all runs, and compare the methods for each data set and number of shots."""
     methods = options.methods or list(METHODS)
     ours = [method for method in methods if method in PROTONET_SETTINGS]
@@ -214,7 +227,9 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
         colour = (shade, 0.25 + shade / 2, 0.55)
         axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
-    axes.axvline(-MAX_ACCEPTED_REGRET, color="0.6", lw=1, ls=":")
+    # Maximal regret in points that is acceptable on a row; the plot shows it as a line.
+    max_accepted_regret = 1.5
+    axes.axvline(-max_accepted_regret, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

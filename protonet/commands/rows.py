@@ -12,7 +12,7 @@ import numpy as np
 
 from protonet._text import normalize_spelling, to_printable
 from protonet._validation import check_groups
-from protonet.commands.options import FitOptions, path_exists
+from protonet.commands.options import FitOptions
 from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, warn_duplicate_pictures
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
@@ -23,6 +23,7 @@ from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.spellings import detect_respellings, format_respellings
 from protonet.tables.table import MISSING_NOTE, ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import path_exists
 
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
 MAX_LISTED_CONTRADICTORY_ROWS = 3
@@ -198,13 +199,13 @@ def read_class_descriptions(path: Path) -> dict[str, str]:
         return _validate_class_names([name.strip() for name in str(path).split(",")], path)
     with renamed_arguments(path="classes"):
         source = open_table_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
-    header = source.header or []
+        header = source.header or []
+        indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
+        blocks = [block.columns for block in source.read_chunks(indices)] if CLASS_COLUMN in header else []
     if CLASS_COLUMN not in header:
         got = f"{path} with {format_names(header)}"
         remedy = f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}."
         raise_input_error("classes", f"have a column {CLASS_COLUMN}", got, remedy)
-    indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
-    blocks = [block.columns for block in source.read_chunks(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
     names = _validate_class_names(columns[0] if columns else [], path)
     return dict(zip(names, columns[1], strict=True)) if len(columns) > 1 else names
