@@ -32,15 +32,13 @@ from analysis.shared.baselines import PredictionOutcome, predict_likeliest
 from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
 from analysis.shared.tables import ComparedQuantity, group_by_dataset, tabulate_datasets, tabulate_methods, write_csv
 from protonet._text import plural
-from protonet.commands.data import encode_table
-from protonet.commands.options import FitOptions
-from protonet.commands.rows import read_table_rows
 from protonet.errors import raise_input_error
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
+from protonet.tables.training import TrainingTable
 from protonet.ui.command_line import check_known_name
 from solution.pack import library_files
 
@@ -79,13 +77,12 @@ def predict_with_protonet(split: MixedSplit, effort: str | ModelSearch = "defaul
         for path, labels, rows in sides:
             cells = [[label, *row] for label, row in zip(labels, rows, strict=True)]
             write_csv(path, ["class of the row", *split.columns], cells)
-        options = FitOptions(table=train, label="class of the row", representation=["none"])
-        data = encode_table(options, read_table_rows(options))
+        data = TrainingTable.from_file(train, ReadSpec(label_column="class of the row"), encoders=["none"])
         blocks = None if data.encoding is None else data.encoding.feature_block_indices
         network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
         table = open_table(test, ReadSpec(label_column="class of the row", columns=data.columns))
         with torch.no_grad():
-            x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
+            x = [torch.from_numpy(encode_block(block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
     order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
     return predict_likeliest(log_softmax(logits[:, order], axis=1))
