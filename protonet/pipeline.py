@@ -266,8 +266,7 @@ class TablePipeline(Model):
             classes=self.classes,
             encoding=self.encoding,
             uninformative_mask=torch.from_numpy(self.is_uninformative(rows)),
-            notes=table.notes,
-            unused_columns=table.unused_columns,
+            notes=table.all_notes,
         )
 
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:

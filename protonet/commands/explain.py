@@ -63,7 +63,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     with show_progress(quiet=options.quiet) as progress:
         results = rank_columns_by_importance(evaluated, names, sizes, generator, progress)
     if table is not None:
-        show_notes(table.all_notes, quiet=options.quiet)
+        show_notes(table.notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from shlex import quote
 
@@ -19,10 +18,8 @@ from protonet import report
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
-from protonet.commands.rows import parse_missing_option
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
-from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files.metadata import TrainingMetadata
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (
@@ -41,9 +38,8 @@ from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.drift import compute_column_statistics
-from protonet.tables.features import convert_to_training_formats, encode_block, split_uninformative_rows
-from protonet.tables.table import ReadSpec, Table, format_names, open_table
-from protonet.tables.training import TrainingTable, describe_left_out_rows
+from protonet.tables.table import format_names
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
 
@@ -63,11 +59,10 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
     """
     limit, output = options.time_limit, options.output
     deadline = math.inf if limit is None else started + limit
-    locations: list[str] = []  # of the unlabelled rows, in the order of their features
-    unlabelled, metadata = read_unlabelled(options, table, locations), make_metadata(options, table)
+    metadata = make_metadata(options, table)
     early_notes = ["no model will be written: `output` names its file"] if output is None else []
     if options.json is None and options.report is None:  # frees the memory of the cells
-        table = replace(table, rows=table.rows._replace(columns=[]), unlabelled=None)
+        table = replace(table, rows=table.rows._replace(columns=[]))
     if options.balanced:
         table = replace(table, weights=balanced_class_weights(table.y))
     with show_progress(quiet=options.quiet) as progress:
@@ -80,7 +75,7 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
         model, solution = TablePipeline.fit(
             table,
             metadata=metadata,
-            unlabelled=unlabelled,
+            unlabelled=table.unlabelled,
             effort=options.effort,
             time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVE_TIME_FRACTION * (deadline - time.monotonic())),
             seed=options.seed,
@@ -91,7 +86,7 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
         until = started + MAX_TIME_FRACTION_BEFORE_REPORT * (deadline - started) if options.report else deadline
         model, cv, in_time = cross_validate_and_save(options, table, model, solution, until, show_rest)
     try:
-        facts = unlabelled_to_dict(solution, locations, cluster_unknown(solution))
+        facts = unlabelled_to_dict(solution, table.unlabelled_locations, cluster_unknown(solution))
         compared = report.compare_with_baselines(cv, solution, model)
         print_results(options, table, model, solution, cv, facts, compared)
         if not in_time and len(cv.labels):
@@ -103,48 +98,6 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
         if output is None:
             raise
         raise KeyboardInterrupt(f"stopped; {output} was written") from None
-
-
-def read_unlabelled(options: FitOptions, table: TrainingTable, locations: list[str]) -> Iterable[Tensor] | None:
-    """Open the unlabelled rows of the training table, then those of the table ``--unlabelled``, if there is one.
-
-    Returns blocks (b, dim) of features, None without unlabelled rows. As they are read, the location of each row in its
-    file is appended to ``locations``, and notes to those of the training table.
-    """
-    own: list[Tensor] = []
-    if table.unlabelled is not None:
-        own = [table.unlabelled.x]
-        locations += map(table.unlabelled.rows.format_location, range(len(table.unlabelled.x)))
-    if options.unlabelled is None:
-        return own or None
-    spec = ReadSpec(
-        label_column=options.label or DEFAULT_LABEL_COLUMN,
-        require_labels=False,
-        columns=table.rows.names,
-        n_features=table.x.shape[1] if table.encoding is None else len(table.encoding.columns),
-        ignored_columns=list_dropped_columns(options, table),
-        for_training=True,
-        missing_texts=parse_missing_option(options.missing_values),
-        no_header=options.no_header,
-    )
-    with renamed_arguments(path="unlabelled"):
-        opened = convert_to_training_formats(open_table(options.unlabelled, spec), table.encoding)
-    return chain(own, _encode_unlabelled(opened, table, to_printable(options.unlabelled.name), locations))
-
-
-def _encode_unlabelled(opened: Table, table: TrainingTable, name: str, locations: list[str]) -> Iterator[Tensor]:
-    """Yield the features of an open table of unlabelled rows for `read_unlabelled`; ``name`` is that of the file."""
-    left_out, n_before, position_format = list[int](), len(locations), ""
-    with renamed_arguments(path="unlabelled"):
-        for block in opened.blocks:
-            rows, positions = split_uninformative_rows(block, table.encoding)
-            left_out, position_format = [*left_out, *positions], block.position_format
-            locations += (f"{rows.format_location(row)} of {name}" for row in range(len(rows.positions)))
-            yield torch.from_numpy(np.ascontiguousarray(encode_block(rows, table.encoding)))
-    if left_out and len(locations) == n_before:
-        got = f"{plural(len(left_out), 'row')} without one"
-        raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
-    table.notes.extend(describe_left_out_rows(left_out, position_format, f" of {name}"))
 
 
 def list_dropped_columns(options: FitOptions, table: TrainingTable) -> tuple[str, ...]:

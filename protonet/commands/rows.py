@@ -31,6 +31,7 @@ def read_training_table(options: FitOptions) -> TrainingTable:
     for argument, names in {**chosen, "group": [options.group], "id": [options.id]}.items():
         if label in names:
             raise_input_error(argument, "name another column than that of the labels", repr(label), "Leave it out.")
+    missing = options.missing_values
     descriptions = {} if options.classes is None else read_class_descriptions(options.classes)
     spec = ReadSpec(
         label_column=label,
@@ -43,7 +44,7 @@ def read_training_table(options: FitOptions) -> TrainingTable:
         drop_unlabelled=options.drop_unlabelled,
         skip_broken=options.skip_broken,
         sheet=options.sheet,
-        missing_texts=parse_missing_option(options.missing_values),
+        missing_texts=MISSING_TEXTS if missing is None else parse_missing_texts(missing.split(",")),
         decimal_mark=options.decimal_mark,
         no_header=options.no_header,
     )
@@ -51,16 +52,12 @@ def read_training_table(options: FitOptions) -> TrainingTable:
         options.table,
         spec,
         labels_file=options.labels_file,
+        unlabelled=options.unlabelled,
         descriptions=descriptions,
         allow_many_classes=options.allow_many_classes,
         encoders=options.representation,
         show_progress=not options.quiet,
     )
-
-
-def parse_missing_option(texts: str | None) -> frozenset[str]:
-    """Parse the texts, separated by commas, that mean a missing value; None for the usual ones."""
-    return MISSING_TEXTS if texts is None else parse_missing_texts(texts.split(","))
 
 
 def check_class_spellings(names: Iterable[object], known_classes: Sequence[str | int], remedy: str) -> None:

@@ -57,7 +57,7 @@ def run_suggest(options: SuggestOptions) -> None:
         header, lines = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
     if options.output is not None:
         write_text(options.output, format_csv([[*header, label], *([*cells, ""] for cells in lines)]))
-    show_notes(table.all_notes, quiet=options.quiet)
+    show_notes(table.notes, quiet=options.quiet)
     positions = [str(table.rows.positions[suggestion.row]) for suggestion in chosen]
     location = table.rows.position_format.format(f"of {to_printable(options.table.name)}")
     if has_pictures:
@@ -100,7 +100,7 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     groups = table.rows.extra_columns[0].tolist() if table.rows.extra_columns else None
     updated = model.update(table.x, labels, classes, groups=groups, uninformative_mask=empty)
     table.notes.extend(f"warning: {note}" for note in describe_uninformative_rows(empty))
-    show_notes(table.all_notes, quiet=options.quiet)
+    show_notes(table.notes, quiet=options.quiet)
     hashes = hash_rows(table.x)
     earlier = torch.isin(hashes, model.training_hashes)
     if old is not None:

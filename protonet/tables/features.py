@@ -342,12 +342,3 @@ def encode_block(block: RowBlock, encoding: Encoding | None, argument: str = "pa
         must = f"have numbers of at most {MAX_FLOAT32:.1e} in absolute value"
         raise_input_error(argument, must, got, "Rescale the column.")
     return x
-
-
-def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tuple[RowBlock, list[int]]:
-    """Remove rows whose cells are all missing or unknown, such as footers; also return their positions in the file."""
-    if encoding is None:
-        return block, []
-    empty = encoding.is_uninformative(block.columns)
-    left_out = [block.positions[row] for row in np.flatnonzero(empty).tolist()]
-    return block.select_rows(np.flatnonzero(~empty)) if left_out else block, left_out

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,8 @@ from protonet.tables.table import (
     ReadSpec,
     RowBlock,
     Table,
-    describe_unused_columns,
     format_names,
+    open_table,
     read_table,
 )
 
@@ -60,7 +61,10 @@ class TrainingTable:
     groups: Tensor | None = None  #: (n,) int64; rows of the same group are held out together. None without groups.
     group_names: Sequence[str] = ()  #: The names of the groups, in the order of their indices; empty without groups.
     descriptions: Sequence[str] = ()  #: A description of each class, "" for none; empty if no class has one.
-    unlabelled: TrainingTable | None = None  #: The rows without a label; None if there are none.
+    unlabelled: Iterable[Tensor] | None = None
+    """Blocks (m, dim) of features of rows without a label, which are read once; None if there are none."""
+    unlabelled_locations: list[str] = field(default_factory=list)
+    """Where each unlabelled row is in its file, such as "line 2"; as they are read, more follow, and notes as well."""
     column_descriptions: Mapping[str, str] = field(default_factory=dict)
     """The type of each column, or the reason why it is dropped, by its name; empty for columns without names."""
     unused_columns: tuple[str, ...] = ()  #: The names of the columns that were not read.
@@ -89,11 +93,6 @@ class TrainingTable:
     def ids(self) -> list[str] | None:
         """The identifier of each row; None if no column has identifiers."""
         return self.rows.extra_columns[-1].astype(str).tolist() if self.has_ids else None  # behind the groups
-
-    @property
-    def all_notes(self) -> list[str]:
-        """The notes for the user, followed by a note about the columns that were not read, if there are any."""
-        return [*self.notes, *([describe_unused_columns(self.unused_columns)] if self.unused_columns else [])]
 
     @property
     def missing_counts(self) -> list[int]:
@@ -125,6 +124,7 @@ class TrainingTable:
         spec: ReadSpec,
         *,
         labels_file: Path | None = None,
+        unlabelled: Path | None = None,
         descriptions: Mapping[str, str] | None = None,
         allow_many_classes: bool = False,
         encoders: Sequence[EncoderName] | None = None,
@@ -136,8 +136,9 @@ class TrainingTable:
             path: The file, or a folder of pictures.
             spec: The columns to read. ``drop_unlabelled`` drops unlabelled rows, which are else in `unlabelled`.
             labels_file: The NPY file of labels, if ``path`` is an NPY file of rows.
+            unlabelled: A file of more unlabelled rows, which is read when the model is fitted.
             descriptions: The description of each class, or "", by its name, if the user names the classes. They need no
-                rows then. If no row has a label, all rows are in `unlabelled`.
+                rows then.
             allow_many_classes: Whether labels that look like numbers or identifiers are accepted.
             encoders: The pretrained encoders of texts and pictures; None for the installed ones.
             show_progress: Whether to show progress bars of encoders.
@@ -150,7 +151,7 @@ class TrainingTable:
         if descriptions and spec.label_column not in table.extra_columns:
             _check_that_no_column_has_labels(rows, descriptions)
         labels = rows.labels.astype(str) if len(rows.labels) else np.full(len(rows.positions), "")
-        has_label = labels != ""
+        has_label, rest = labels != "", None
         classes, y = determine_classes(
             labels[has_label],
             spec.label_column,
@@ -162,9 +163,8 @@ class TrainingTable:
             if spec.column_types.get(name) == "picture":
                 paths = [text_to_path(str(cell)) for cell in cells.tolist()]
                 table.notes.extend(warn_duplicate_pictures(paths, labels.tolist(), show_progress=show_progress))
-        unlabelled = None
         if has_label.any() and not has_label.all():
-            unlabelled, rows = rows.select_rows(np.flatnonzero(~has_label)), rows.select_rows(np.flatnonzero(has_label))
+            rest, rows = rows.select_rows(np.flatnonzero(~has_label)), rows.select_rows(np.flatnonzero(has_label))
         group_names, groups = np.empty(0, np.str_), None
         if "group" in spec.extra_columns.values() and has_label.any():
             check_groups("group", rows.extra_columns[0].tolist(), rows.labels.tolist())
@@ -190,9 +190,10 @@ class TrainingTable:
         )
         result.notes.extend(f"warning: {note}" for note in describe_similar_names(classes))
         if not has_label.any():
-            result = replace(result.select_rows(np.empty(0, int)), unlabelled=result)
-        elif unlabelled is not None and not spec.drop_unlabelled:
-            result = result._add_unlabelled(unlabelled)
+            result, rest = result.select_rows(np.empty(0, int)), rows
+        parts = [] if rest is None or spec.drop_unlabelled else [result.encode_unlabelled([rest])]
+        parts += [] if unlabelled is None else [result._open_unlabelled(unlabelled, spec)]
+        result = replace(result, unlabelled=chain(*parts) if parts else None)
         empty = describe_uninformative_rows(result.uninformative_mask.numpy())
         result.notes.extend([*(f"warning: {note}" for note in empty), *result.warn_contradictory_labels()])
         return result
@@ -211,6 +212,7 @@ class TrainingTable:
             table, rows, one_class, spec, keep_hint="", encoders=encoders, show_progress=show_progress
         )
         result.notes.extend(describe_uninformative_rows(result.uninformative_mask.numpy()))
+        result.notes.extend(table.all_notes[len(table.notes) :])
         likely = [name for name in rows.names or () if name.lower() in COMMON_LABEL_NAMES and not len(rows.labels)]
         if likely:
             names = format_names(likely)
@@ -294,22 +296,54 @@ class TrainingTable:
             has_group_columns=bool(group_columns),
         )
 
-    def _add_unlabelled(self, rows: RowBlock) -> TrainingTable:
-        """Copy the table with unlabelled rows of its file, but for those without information."""
-        import torch  # noqa: PLC0415
+    def encode_unlabelled(self, blocks: Iterable[RowBlock], file: str = "") -> Iterator[Tensor]:
+        """Yield the features (m, dim) of blocks of unlabelled rows, without those that have no known cell.
+
+        Their locations are added to `unlabelled_locations`, with the name of the ``file`` if it is another one.
+        """
+        import torch  # noqa: PLC0415 - after the labels are checked
 
         from protonet.tables import features  # noqa: PLC0415 - imports torch
 
-        rows, left_out = features.split_uninformative_rows(rows.select_columns(self.rows.names), self.encoding)
-        self.notes.extend(describe_left_out_rows(left_out, rows.position_format))
-        if not rows.positions:
-            return self
-        x = np.ascontiguousarray(features.encode_block(rows, self.encoding))
-        nothing = torch.zeros(len(x), dtype=torch.int64)
-        unlabelled = replace(
-            self, rows=rows, x=torch.from_numpy(x), y=nothing - 1, uninformative_mask=nothing.bool(), groups=None
+        left_out, n_before, suffix = list[str](), len(self.unlabelled_locations), f" of {file}" if file else ""
+        for all_columns in blocks:
+            block = all_columns.select_columns(self.columns)
+            empty = np.zeros(len(block.positions), bool)
+            if self.encoding is not None:
+                empty = self.encoding.is_uninformative(block.columns)
+            left_out += map(block.format_location, np.flatnonzero(empty).tolist())
+            rows = block.select_rows(np.flatnonzero(~empty))
+            self.unlabelled_locations.extend(rows.format_location(row) + suffix for row in range(len(rows.positions)))
+            yield torch.from_numpy(np.ascontiguousarray(features.encode_block(rows, self.encoding)))
+        if left_out and file and len(self.unlabelled_locations) == n_before:
+            got = f"{plural(len(left_out), 'row')} without one"
+            raise_input_error("path", "have rows with a readable cell", got, "Leave it out.")
+        if left_out:
+            rows_left_out = f"{plural(len(left_out), 'unlabelled row')} without a readable cell left out"
+            self.notes.append(f"{rows_left_out}, first {left_out[0]}{suffix}")
+
+    def _open_unlabelled(self, path: Path, spec: ReadSpec) -> Iterator[Tensor]:
+        """Open a file of unlabelled rows, and return the iterator of its features; see `encode_unlabelled`."""
+        from protonet.tables import features  # noqa: PLC0415 - imports torch
+
+        spec = ReadSpec(
+            label_column=spec.label_column,
+            require_labels=False,
+            columns=self.columns,
+            n_features=self.x.shape[1] if self.encoding is None else len(self.encoding.columns),
+            ignored_columns=(*spec.extra_columns, *spec.ignored_columns, *self.unused_columns, *self.dropped_columns),
+            for_training=True,
+            missing_texts=spec.missing_texts,
+            no_header=spec.no_header,
         )
-        return replace(self, unlabelled=unlabelled)
+        with renamed_arguments(path="unlabelled"):
+            table = features.convert_to_training_formats(open_table(path, spec), self.encoding)
+
+        def encode() -> Iterator[Tensor]:
+            with renamed_arguments(path="unlabelled"):
+                yield from self.encode_unlabelled(table.blocks, to_printable(path.name))
+
+        return encode()
 
     def warn_contradictory_labels(self) -> list[str]:
         """Return a warning about equal rows with different labels, except those without information; or []."""
@@ -435,9 +469,3 @@ def describe_uninformative_rows(mask: np.ndarray) -> list[str]:
     """Format a note that counts the rows of a mask (n,) bool, which have no known cell; an empty list for no rows."""
     count = int(mask.sum())
     return [f"{plural(count, 'row')} without information: no cell is known"] if count else []
-
-
-def describe_left_out_rows(positions: Sequence[int], position_format: str, file: str = "") -> list[str]:
-    """Format a note that counts the unlabelled rows left out and names the first; an empty list for no rows."""
-    text = f"{plural(len(positions), 'unlabelled row')} without a readable cell left out, first {position_format}"
-    return [text.format(positions[0]) + file] if positions else []

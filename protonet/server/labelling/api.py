@@ -229,7 +229,7 @@ class LabelApi:
             "used": names,
             "added": str(self.uploads.file.path),
             "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
-            "notes": replace_argument_names([*rows.all_notes]),
+            "notes": replace_argument_names(rows.notes),
             "table": str(self.jobs.options.title_path),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.options.output),
@@ -431,7 +431,7 @@ def run(options: PageOptions) -> None:
         stack.enter_context(added)
         if rows.has_label.any() and not label_file.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.has_label.nonzero().flatten().tolist()
-            label_file.replace_rows([[*cells[row], rows.rows.labels[row]] for row in labelled])
+            label_file.replace_rows([[*cells[row], str(rows.rows.labels[row])] for row in labelled])
         modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
