@@ -39,6 +39,8 @@ def read_training_table(options: FitOptions) -> TrainingTable:
         for_training=bool(descriptions),
         columns=None if options.columns is None else tuple(options.columns),
         extra_columns={name: role for role in ("group", "id") if (name := getattr(options, role)) is not None},
+        has_groups=options.group is not None,
+        has_ids=options.id is not None,
         ignored_columns=tuple(options.drop),
         column_types=types,
         drop_unlabelled=options.drop_unlabelled,

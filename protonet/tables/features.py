@@ -125,7 +125,7 @@ def fit_columns(
 ) -> dict[str, InferredType]:
     """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
-    The arguments are those of `fit_features`; ``argument`` is the name of ``column_types`` in error messages. If the
+    The arguments are those of `fit_encoding`; ``argument`` is the name of ``column_types`` in error messages. If the
     file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark.
     """
     for name in column_types:

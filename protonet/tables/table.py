@@ -47,6 +47,8 @@ class ReadSpec:
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """Columns that are read as text and are not features, such as groups. Each name of a column is mapped to the name
     of the argument that requests it, for error messages."""
+    has_groups: bool = False  #: Whether the first extra column names the group of each row.
+    has_ids: bool = False  #: Whether the last extra column, which may be the first one, identifies each row.
     column_types: Mapping[str, str] = field(default_factory=dict)  #: The types of columns that the user set, by name.
     ignored_columns: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
     #: Whether rows may have no label. All labels are then read as text, "" if missing.

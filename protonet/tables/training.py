@@ -166,7 +166,7 @@ class TrainingTable:
         if has_label.any() and not has_label.all():
             rest, rows = rows.select_rows(np.flatnonzero(~has_label)), rows.select_rows(np.flatnonzero(has_label))
         group_names, groups = np.empty(0, np.str_), None
-        if "group" in spec.extra_columns.values() and has_label.any():
+        if spec.has_groups and has_label.any():
             check_groups("group", rows.extra_columns[0].tolist(), rows.labels.tolist())
             group_names, groups = np.unique(rows.extra_columns[0], return_inverse=True)
         result = cls.from_rows(
@@ -185,7 +185,7 @@ class TrainingTable:
             result,
             classes=classes,
             group_names=group_names.tolist(),
-            has_ids="id" in spec.extra_columns.values(),
+            has_ids=spec.has_ids,
             descriptions=[(descriptions or {}).get(str(name), "") for name in classes],
         )
         result.notes.extend(f"warning: {note}" for note in describe_similar_names(classes))

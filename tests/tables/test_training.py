@@ -72,6 +72,15 @@ def test_unlabelled_rows_are_encoded_as_labelled_ones(tmp_path: Path) -> None:
     assert np.array_equal(x[:3].numpy(), table.encoding.encode(rows.columns))
 
 
+def test_groups_and_identifiers_may_be_one_column(tmp_path: Path) -> None:
+    frame = FRAME.assign(owner=[f"o{row // 2}" for row in range(N)])
+    labels = np.repeat(["ant", "bee"], N // 2)
+    spec = ReadSpec(label_column="kind", extra_columns={"owner": "id"}, has_groups=True, has_ids=True)
+    table = TrainingTable.from_file(write(tmp_path / "t.csv", labels, frame), spec)
+    assert table.groups is not None
+    assert [table.group_names[group] for group in table.groups.tolist()] == table.ids == frame["owner"].tolist()
+
+
 def test_selected_rows_keep_their_origins(tmp_path: Path) -> None:
     table = TrainingTable.from_file(write(tmp_path / "t.csv"), SPEC)
     some = table.select_rows(np.array([5, 2]))
