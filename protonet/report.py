@@ -268,13 +268,14 @@ def rank_suspicious_labels(table: TrainingTable, logits: Tensor) -> list[JsonDic
     cross-validations.
     """
     scores, p, labels = score_label_errors(logits, table.y), logits.double().softmax(dim=1), table.y.tolist()
+    ids = table.ids
     other = p.scatter(1, table.y[:, None], -1.0).max(dim=1)
     order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_LABEL_ERRORS].tolist()
     return [
         {
             "index": table.rows.row_indices[row],
             "location": table.rows.format_location(row),
-            "id": None if table.ids is None else table.ids[row],
+            "id": None if ids is None else ids[row],
             "label": labels[row],
             "label_probability": float(p[row, labels[row]]),
             "suggested": int(other.indices[row]),

@@ -134,8 +134,8 @@ def make_metadata(options: FitOptions, table: TrainingTable) -> TrainingMetadata
 def describe_training(table: TrainingTable, model: TablePipeline, solution: Solution) -> list[str]:
     """Describe near-duplicates, and classes that the model never predicts or that cross-validation cannot evaluate."""
     notes = []
-    named = () if solution.class_names is None else solution.class_names.labels.tolist()
-    lost = [str(name) for label, name in enumerate(table.classes) if label not in {*table.y.tolist(), *named}]
+    known = {*table.y.tolist(), *([] if solution.class_names is None else solution.class_names.labels.tolist())}
+    lost = [str(name) for label, name in enumerate(table.classes) if label not in known]
     if lost:
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
     if table.groups is None and not table.has_group_columns:  # a note names columns that look like groups

@@ -61,7 +61,8 @@ class CrossValidatedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         cv, sizes = self._get_cross_validation(), self._pipeline.n_features_per_column
         rows = self._get_training()[1]
-        used = [index for index, name in enumerate(rows.column_descriptions) if name in (rows.columns or ())]
+        dropped = {*rows.dropped_columns}
+        used = [index for index, name in enumerate(rows.column_descriptions) if name not in dropped]
         importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
         for column in rank_columns_by_importance(cv, [""] * len(sizes), sizes, generator)["columns"]:
             importances[used[column["index"]] if used else column["index"]] = column["log_loss_rise"]

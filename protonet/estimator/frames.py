@@ -270,7 +270,8 @@ def encode_frame(
         The features (n, dim), and a mask (n,) bool of the rows without a known cell.
     """
     if names is not None:
-        indices = [index for index, name in enumerate(fitted_names) if name in {*names}]
+        used_names = {*names}
+        indices = [index for index, name in enumerate(fitted_names) if name in used_names]
         used = None if rows.names is None else tuple(rows.names[index] for index in indices)
         rows = rows._replace(columns=[rows.columns[index] for index in indices], names=used)
     table = convert_to_training_formats(Table(blocks=iter([rows])), encoding, argument="X")

@@ -118,26 +118,27 @@ def fit_columns(
     column_types: Mapping[str, str],
     *,
     keep_hint: str | None,
-    argument: str = "column_type",
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
     has_semicolons: bool = False,
 ) -> dict[str, InferredType]:
     """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
-    The arguments are those of `fit_encoding`; ``argument`` is the name of ``column_types`` in error messages. If the
-    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark.
+    The arguments are those of `fit_encoding`. If the file ``has_semicolons`` between cells, the comma of "1,234" is a
+    decimal mark.
     """
     for name in column_types:
         if name not in columns:
             similar = closest_match(name, list(columns))
             remedy = f"Did you mean {to_printable(similar)}?" if similar else "Look at its header."
-            raise_input_error(argument, "name a feature of the table", to_printable(name), remedy)
+            raise_input_error("column_type", "name a feature of the table", to_printable(name), remedy)
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in column_types:
             chosen, encoder = column_types[name], selection.text_encoder_name is not None
-            return fit_column_as(name, chosen, columns[name], argument, has_text_encoder=encoder, format_order=order)
+            return fit_column_as(
+                name, chosen, columns[name], "column_type", has_text_encoder=encoder, format_order=order
+            )
         return infer_column_type(columns[name], format_order=order)
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)

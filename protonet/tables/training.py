@@ -87,7 +87,8 @@ class TrainingTable:
     @property
     def dropped_columns(self) -> tuple[str, ...]:
         """The names of the columns that were read and are not used."""
-        return tuple(name for name in self.column_descriptions if name not in (self.columns or ()))
+        used = {*(self.columns or ())}
+        return tuple(name for name in self.column_descriptions if name not in used)
 
     @property
     def ids(self) -> list[str] | None:
