@@ -42,7 +42,6 @@ from protonet.fit.names import (
 )
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
-from protonet.fit.training_set import UnlabelledSamples
 from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, pad_class_counts
 from protonet.metrics import calibrate_known_scores, compute_class_metrics, compute_metrics
 from protonet.tables.columns.base import FittedColumn
@@ -76,7 +75,6 @@ class TablePipeline(Model):
         table: TrainingTable,
         *,
         metadata: TrainingMetadata | None = None,
-        unlabelled: UnlabelledSamples | None = None,
         effort: str | ModelSearch = "default",
         time_limit: float = TIME_LIMIT,
         seed: int = 0,
@@ -109,7 +107,7 @@ class TablePipeline(Model):
             column_indices=None if encoding is None else encoding.feature_block_indices,
             column_spans=() if encoding is None else encoding.standalone_feature_ranges,
             progress=progress,
-            unlabelled=unlabelled,
+            unlabelled=table.unlabelled,
             names=names,
         )
         if names_only:

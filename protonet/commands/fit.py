@@ -75,7 +75,6 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
         model, solution = TablePipeline.fit(
             table,
             metadata=metadata,
-            unlabelled=table.unlabelled,
             effort=options.effort,
             time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVE_TIME_FRACTION * (deadline - time.monotonic())),
             seed=options.seed,

@@ -41,7 +41,7 @@ from protonet.fit.diagnostics import embed_rows
 from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.search import EFFORTS, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT
-from protonet.fit.training_set import UnlabelledSamples, append_class_names
+from protonet.fit.training_set import append_class_names
 from protonet.fit.uninformative import format_uninformative_note, pad_class_counts
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import PrototypeNetwork
@@ -154,10 +154,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if labelled is not None:  # rows of reports are counted with the unlabelled ones
             positions = labelled[rows.rows.positions].tolist()
             rows = replace(rows, rows=rows.rows._replace(positions=positions, row_indices=positions))
-        rows = replace(rows, weights=weights)
         parts = [self._encode_rows(part, rows)[0] for part in rest]
         blocks = map(torch.from_numpy, frames.iterate_dense_blocks(parts, MAX_CHUNK_ROWS))
-        self._fit_pipeline(rows, y, blocks if parts else None)
+        self._fit_pipeline(replace(rows, weights=weights, unlabelled=blocks if parts else None), y)
         return self
 
     def partial_fit(
@@ -257,8 +256,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         columns = fitted or self._pipeline
         return encode_rows(validate_rows_and_labels(self, X, fitted=columns)[0], columns)
 
-    def _fit_pipeline(self, rows: TrainingTable, y: object, unlabelled: UnlabelledSamples | None = None) -> None:
-        """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
+    def _fit_pipeline(self, rows: TrainingTable, y: object) -> None:
+        """Fit the pipeline to encoded rows; the name of ``y``, if it has one, is that of the label column."""
         classes, label = np.unique(rows.rows.labels), getattr(y, "name", None)
         label = label if isinstance(label, str) else "label"
         while label in rows.column_descriptions:  # commands need distinct names
@@ -274,13 +273,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         progress = print_stages(self) if self.verbose else ignore_progress
         with renamed_arguments(train_loader="X"):
             pipeline, solution = TablePipeline.fit(
-                rows,
-                metadata=metadata,
-                unlabelled=unlabelled,
-                effort=self.effort,
-                time_limit=self.time_limit,
-                seed=seed,
-                progress=progress,
+                rows, metadata=metadata, effort=self.effort, time_limit=self.time_limit, seed=seed, progress=progress
             )
         if self.verbose:
             print(format_view_influences(solution.view_influences, solution.candidate_losses), end="")
@@ -288,7 +281,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)
         network, names = deepcopy(pipeline.network), solution.class_names
-        self._training, self._cross_validation = (solution, rows), None
+        self._training, self._cross_validation = (solution, replace(rows, unlabelled=None)), None
         self.learned_unlabelled_ = solution.semi_supervised is not None and solution.semi_supervised.uses_unlabelled
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
