@@ -20,6 +20,7 @@ PROG = "analysis"
 STUDIES = {
     "contest": ("contest.trial", "pack the submission and evaluate it as the contest does"),
     "promises": ("promises.study", "what README and the guides promise, beside limits; fails if one does not hold"),
+    "lines": ("lines", "lines of code, documentation and comments of each package"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "raw-tables": ("real_data.raw_tables", "the commands on raw tables of public repositories, beside skrub"),

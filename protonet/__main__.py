@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 
 from protonet.commands.arguments import COMMANDS, parse_command_line
-from protonet.commands.options import COMMAND_LINE_NAMES, FitOptions
+from protonet.commands.options import FitOptions
 from protonet.errors import DISTRIBUTION_NAME, installed_version, renamed_arguments
 from protonet.ui.command_line import CommandParser, check_known_name, run_command
+from protonet.ui.options import name_options_in_errors
 
 PROGRAM_NAME = "protonet"
 #: The function that runs a command, given its options, if it is not the function ``run`` in the module of its name.
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROGRAM_NAME, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        with renamed_arguments(**COMMAND_LINE_NAMES):
+        declared = COMMANDS[name]
+        with name_options_in_errors(declared.options_type), renamed_arguments(**declared.arguments):
             options = parse_command_line(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)

@@ -36,7 +36,8 @@ LEVELS = {
     ],
     "protonet.episodes": [
         {"names"},
-        {"arguments", "samplers", "plugins"},
+        {"settings", "plugins"},
+        {"options", "samplers"},
         {"networks"},
         {"methods", "features"},
         {"evaluation"},

@@ -36,6 +36,7 @@ def write_files(folder: Path) -> None:
     """Write tables, an unreadable model, and a file in place of a folder."""
     (folder / "t.csv").write_text("a,b,kind\n" + 10 * "1,2,x\n3,4,y\n")
     (folder / "gaps.csv").write_text("a,b,kind\n1,2,\n3,4,\n")
+    (folder / "open.csv").write_text('class,description\n"x')
     (folder / "m.safetensors").write_text("junk")
     (folder / "plain").touch()
 
@@ -83,6 +84,7 @@ ERRORS = [
     ("protonet fit gaps.csv --label kind", "`table` must have at least 2 classes; got no label alone in kind."),
     ("protonet fit t.csv --label kind --column-type a=colour", "`--column-type` must be one of "),
     ("protonet fit t.csv --label kind --unlabelled no.csv", "no such file"),
+    ("protonet fit t.csv --label kind --classes open.csv", "`--classes` must be a CSV file; got open.csv"),
     ("protonet fit t.csv --effort slow", "`--effort` must be one of fast, default, best; got 'slow'."),
     ("protonet fit t.csv --seed x", "`--seed` must be a whole number >= 0; got 'x'."),
     ("protonet fit t.csv -o plain/m.safetensors", "`--output` must be a file that can be written"),

@@ -7,11 +7,11 @@ probabilities; the prototype of a class without a sample has its prior distribut
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -21,7 +21,16 @@ from scipy.special import hyp0f1, ive
 from torch import Tensor
 
 from analysis.shared.baselines import BASELINES, concat_train_and_val
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, parse_integers, run_all
+from analysis.shared.runner import (
+    JournalOptions,
+    StudyReport,
+    hash_sources,
+    int_option,
+    list_option,
+    names_option,
+    parse_integers,
+    run_all,
+)
 from analysis.shared.tables import format_mean, mean_and_error, paired_differences
 from protonet import solve
 from protonet._text import plural
@@ -166,20 +175,32 @@ class MethodRun(NamedTuple):
     param_limit: int | None  #: Maximum number of parameters; None for methods other than the solver.
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: families, shots, methods and sampled data sets."""
-    parser.add_int_option("--draws", 5, "number of draws")
-    parser.add_names_option("--family", FAMILIES, "isotropic")
-    parser.add_option("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
-    parser.add_option("--limits", "500000", "parameter limits, with commas", functools.partial(parse_integers, low=0))
-    parser.add_names_option("--methods", METHODS)
-    parser.add_int_option("--first-seed", 0, "the first draw's seed", low=0)
-    parser.add_int_option("--classes", 128, "number of classes", low=2)
-    parser.add_int_option("--dim", 384, "features", low=2)
-    parser.add_state_options()
+def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
+    """Parse pairs of training and validation samples per class from a text such as 16+4,1+1, without repetition."""
+    pairs = []
+    for shots in text.split(","):
+        parts = shots.split("+")
+        if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
+            raise_input_error(option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
+        pairs.append((int(parts[0]), int(parts[1])))
+    return list(dict.fromkeys(pairs))
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    draws: int = int_option("number of draws", 5)
+    family: Sequence[str] = names_option(FAMILIES, "isotropic")
+    shots: Sequence[tuple[int, int]] = list_option("train+val samples per class", "16+4", _parse_shots)
+    limits: Sequence[int] = list_option("parameter limits", "500000", functools.partial(parse_integers, low=0))
+    methods: Sequence[str] | None = names_option(METHODS)
+    first_seed: int = int_option("the first draw's seed", 0, low=0)
+    classes: int = int_option("number of classes", 128, low=2)
+    dim: int = int_option("features", 384, low=2)
+
+
+def run(options: Options) -> StudyReport:
     """Evaluate all methods on all sampled data sets; on isotropic data, logistic regression only if it is selected."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
@@ -273,14 +294,3 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]
         lines.append(line)
     return format_table(header, lines) + TABLE_NOTE.format(draws=plural(len(rows[0]["seconds"]), "draw"))
-
-
-def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
-    """Parse pairs of training and validation samples per class from a text such as 16+4,1+1, without repetition."""
-    pairs = []
-    for shots in text.split(","):
-        parts = shots.split("+")
-        if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 1:
-            raise_input_error(option, "be train+val samples per class", repr(shots), "Pass for instance 16+4,1+1.")
-        pairs.append((int(parts[0]), int(parts[1])))
-    return list(dict.fromkeys(pairs))

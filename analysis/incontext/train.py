@@ -35,14 +35,7 @@ CELLS_PER_STEP = {"cpu": 8_000, "cuda": 64_000}  #: Approximate number of cells 
 #: Choices of table sizes; there are few, because a GPU compiles a training step for each size.
 FEW_LABELLED, MANY_LABELLED = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
 COLUMN_CHOICES, ROWS_PER_CLASS_CHOICES = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
-FEW_LABELLED_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_LABELLED``.
-MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
 WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
-AVERAGED_STEP_FRACTION = 0.1  #: Weights are averaged over about this last fraction of the steps.
-REAL_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables.
-NUMERIC_TABLE_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
-#: Weight of the loss by prototypes of rows that are embedded with their class; the rest is by rows without class.
-LABELLED_PROTOTYPE_LOSS_WEIGHT = 0.3
 SAVE_INTERVAL_SECONDS = 120.0  #: Seconds between writes of the state.
 #: Implementations of attention that need no compilation for a new shape.
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -54,7 +47,9 @@ def sample_table_sizes(generator: torch.Generator, cells: int) -> tuple[int, int
     def choose(values: Sequence[int]) -> int:
         return values[int(torch.randint(len(values), (), generator=generator))]
 
-    few = float(torch.rand((), generator=generator)) < FEW_LABELLED_PROBABILITY
+    # Probability that the number of labelled rows is one of ``FEW_LABELLED``.
+    few_labelled_probability = 0.35
+    few = float(torch.rand((), generator=generator)) < few_labelled_probability
     n_labelled, columns = choose(FEW_LABELLED if few else MANY_LABELLED), choose(COLUMN_CHOICES)
     tables = max(2, round(cells / ((2 * n_labelled + N_NEW_ROWS) * (columns + 1))))
     return tables, n_labelled, columns, choose(ROWS_PER_CLASS_CHOICES)
@@ -71,8 +66,11 @@ class EpisodeDataset(Dataset[tuple[Episodes, int]]):
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
         tables, n_labelled, columns, min_class_rows = sample_table_sizes(generator, self.cells)
         episodes = None
-        if float(torch.rand((), generator=generator)) < REAL_TABLE_FRACTION:
-            numeric = float(torch.rand((), generator=generator)) < NUMERIC_TABLE_FRACTION
+        real_table_fraction = 0.3  # fraction of the steps on real tables
+        # Fraction of the steps on real tables that have their numeric columns only.
+        numeric_table_fraction = 0.3
+        if float(torch.rand((), generator=generator)) < real_table_fraction:
+            numeric = float(torch.rand((), generator=generator)) < numeric_table_fraction
             episodes = self.real.sample(generator, tables, n_labelled, N_NEW_ROWS, columns, numeric=numeric)
         if episodes is None:
             episodes = sample_episodes(generator, tables, n_labelled, N_NEW_ROWS, columns, min_class_rows)
@@ -148,7 +146,9 @@ def compute_loss(weights: TransformerWeights, cosine_scale: Tensor, episodes: Ep
     truth = classes[:, n_labelled:].masked_fill(~known[:, n_labelled:], -100)
     logits = (cosine_scale * cosines for cosines in compute_cosines(weights, episodes, n_labelled))
     with_class, new = (F.cross_entropy(x.masked_fill(absent, -1e9).transpose(1, 2), truth) for x in logits)
-    return LABELLED_PROTOTYPE_LOSS_WEIGHT * with_class + (1 - LABELLED_PROTOTYPE_LOSS_WEIGHT) * new
+    # Weight of the loss by prototypes of rows that are embedded with their class; the rest is by rows without class.
+    labelled_prototype_loss_weight = 0.3
+    return labelled_prototype_loss_weight * with_class + (1 - labelled_prototype_loss_weight) * new
 
 
 class Trainer:
@@ -202,12 +202,15 @@ class Trainer:
 
     def train_step(self, episodes: Episodes, n_labelled: int, finished_fraction: float) -> Tensor:
         """Take a training step, given the finished fraction of the training, for the learning rate; return the loss."""
-        self.rate.fill_(MAX_LEARNING_RATE * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - finished_fraction))
+        max_learning_rate = 3e-3  # learning rate after the warmup; it then falls linearly to 0
+        self.rate.fill_(max_learning_rate * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - finished_fraction))
         loss = (self._replay_cuda_graph if self.device.type == "cuda" else self._update_weights)(episodes, n_labelled)
         self.step += 1
         self.tables += len(episodes.classes)
+        # Weights are averaged over about this last fraction of the steps.
+        averaged_step_fraction = 0.1
         with torch.no_grad():
-            weight = min(1.0, (1 / AVERAGED_STEP_FRACTION + 1) / (self.step + 10))
+            weight = min(1.0, (1 / averaged_step_fraction + 1) / (self.step + 10))
             torch._foreach_lerp_(self.average, self.parameters, weight)
         return loss
 

@@ -6,7 +6,6 @@ all horizons. Each run on validation workloads is logged in analysis/results/opt
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import hashlib
 import json
@@ -15,6 +14,7 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,8 +26,9 @@ from analysis.optimizer_bench import runs
 from analysis.optimizer_bench.runs import Baseline, Baselines, CandidateOptimizer, LossCurves, TrainingRun
 from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS_BY_ROLE, get_groups
-from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
+from analysis.shared.runner import StudyReport, int_option, list_option, names_option, parse_integers
 from protonet.errors import raise_input_error
+from protonet.ui.options import option, same_option
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -238,22 +239,23 @@ class EvaluationGrid(NamedTuple):
         return {"rows": rows, "summaries": summarise(rows)}
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the options: the optimizers, workloads, horizons and seeds."""
-    text = "Python file of a class CustomOptimizer(params, **config)"
-    parser.add_argument("--optimizer", metavar="FILE", required=True, help=text)
-    parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    parser.add_option("--steps", "1000", "horizons, with commas", runs.parse_horizons)
-    roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
-    parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
-    runs.add_workload_options(parser, "those of --roles")
-    path = str(runs.BASELINES_FILE)
-    parser.add_argument("--baselines", default=path, metavar="PATH", help=f"default: {path}")
-    parser.add_option("--seeds", "0,1,2", "seeds, with commas", partial(parse_integers, low=0))
-    parser.add_int_option("--jobs", os.cpu_count() or 1, "processes")
+@dataclass(frozen=True, kw_only=True)
+class Options(runs.WorkloadOptions):
+    """The options of the study."""
+
+    optimizer: str = option("Python file of a class CustomOptimizer(params, **config)", metavar="FILE", required=True)
+    config: str | None = option("its config, a JSON object (default: none)", metavar="FILE")
+    steps: Sequence[int] = list_option("horizons", "1000", runs.parse_horizons)
+    roles: Sequence[str] | None = names_option(WORKLOADS_BY_ROLE, known_text="visible")
+    workloads: str | None = same_option(
+        runs.WorkloadOptions, "workloads", help="names, also of --workload-file (default: those of --roles)"
+    )
+    baselines: str = option(f"default: {runs.BASELINES_FILE}", str(runs.BASELINES_FILE), metavar="PATH")
+    seeds: Sequence[int] = list_option("seeds", "0,1,2", partial(parse_integers, low=0))
+    jobs: int = int_option("processes", os.cpu_count() or 1)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Run the optimizer; report the ratios of AdamW's steps to its steps."""
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import importlib.util
@@ -11,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -28,8 +28,9 @@ from analysis.optimizer_bench.workload import (
     train_workload,
 )
 from analysis.optimizer_bench.workloads import FILE_WORKLOAD_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
-from analysis.shared.runner import StudyParser, hash_sources, parse_integers, parse_names, run_all
+from analysis.shared.runner import BUILD_FOLDER, JournalOptions, hash_sources, parse_integers, parse_names, run_all
 from protonet.errors import raise_input_error
+from protonet.ui.options import option, same_option
 
 WARMUP_FRACTION = 0.03  #: Fraction of the steps in which the learning rate rises.
 BENCHMARK_FOLDER = "analysis/optimizer_bench"
@@ -90,16 +91,22 @@ def parse_horizons(option: str, text: str) -> list[int]:
     return steps
 
 
-def add_workload_options(parser: StudyParser, default: str = "all") -> None:
-    """Add the options that studies of optimizers share: the workloads, and the journal of finished runs."""
-    names = f"of {', '.join(WORKLOADS)} and the file's (default: {default})"
-    parser.add_argument("--workloads", metavar="NAMES", help=names)
-    parser.add_argument("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
-    parser.add_state_options("optimizer_bench")
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions(JournalOptions):
+    """The options that studies of optimizers share: the workloads, and one journal of finished runs."""
+
+    state: Path = same_option(
+        JournalOptions,
+        "state",
+        default=BUILD_FOLDER / "optimizer_bench.jsonl",
+        help="journal of finished runs (default: build/optimizer_bench.jsonl)",
+    )
+    workloads: str | None = option(f"of {', '.join(WORKLOADS)} and the file's (default: all)", metavar="NAMES")
+    workload_file: str | None = option("Python file with a dictionary WORKLOADS", metavar="FILE")
 
 
 def select_workloads(
-    options: argparse.Namespace, roles: Collection[str] = tuple(WORKLOADS_BY_ROLE)
+    options: WorkloadOptions, roles: Collection[str] = tuple(WORKLOADS_BY_ROLE)
 ) -> dict[str, Path | None]:
     """Map the names of selected workloads to their files, None if built in; by default, those of ``roles`` and file."""
     known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)

@@ -8,11 +8,11 @@ AdamW is torch's default implementation, which loops over parameters, and torch'
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch.optim import AdamW
 
 from analysis.optimizer_bench.runs import load_candidate, load_optimizer_class
 from analysis.optimizer_bench.workloads import WORKLOADS, get_groups
-from analysis.shared.runner import StudyParser, StudyReport, use_one_thread
+from analysis.shared.runner import StudyOptions, StudyReport, int_option, use_one_thread
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 
 ParameterShapes = list[tuple[int, ...]]
@@ -55,7 +56,6 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "embeddings of 50,000 x 20": [(50_000, 20)],
     "a vector of 1,000,000": [(1_000_000,)],
 }
-N_ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table whose gradients are not 0.
 TABLE_NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
@@ -64,18 +64,21 @@ over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medi
 N_UNTIMED_STEPS = 100  #: First steps, which are not timed because optimizers update their bases more often in them.
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the optimizer, the networks and the numbers of steps and repetitions."""
-    parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
-    parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    known = [*TIMED_WORKLOADS, *SHAPE_CASES]
-    text = f"one of {', '.join(known)} (default: all)"
-    parser.add_option("--case", None, text, partial(check_known_name, known_names=known))
-    parser.add_int_option("--steps", 48, "steps of a turn")
-    parser.add_int_option("--turns", 7, "turns of each optimizer")
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    optimizer: str = option("as that of optimizer-bench", metavar="FILE", required=True)
+    config: str | None = option("its config, a JSON object (default: none)", metavar="FILE")
+    case: str | None = option(
+        f"one of {', '.join([*TIMED_WORKLOADS, *SHAPE_CASES])} (default: all)",
+        parse=partial(check_known_name, known_names=[*TIMED_WORKLOADS, *SHAPE_CASES]),
+    )
+    steps: int = int_option("steps of a turn", 48)
+    turns: int = int_option("turns of each optimizer", 7)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Time the optimizer and AdamW on each network."""
     candidate = load_candidate(options.optimizer, options.config)
     make_optimizer = partial(load_optimizer_class(candidate), **json.loads(candidate.config))
@@ -124,9 +127,10 @@ def make_weights_and_gradients(name: str) -> tuple[list[Tensor], list[list[Tenso
     generator = torch.Generator().manual_seed(0)
     shapes = SHAPE_CASES[name]
     gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
+    n_rows_with_gradient = 200  # rows of an embedding table whose gradients are not 0
     if name.startswith("embeddings"):
         for (table,) in gradients:
-            table[N_ROWS_WITH_GRADIENT:] = 0
+            table[n_rows_with_gradient:] = 0
     return [torch.ones(shape) for shape in shapes], gradients
 
 

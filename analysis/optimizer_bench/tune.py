@@ -11,22 +11,23 @@ horizons at which the full search takes too long.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from analysis.optimizer_bench import runs
 from analysis.optimizer_bench.runs import AdamWSetting, Baseline, TrainingRun
 from analysis.optimizer_bench.workload import LossCurve
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, run_all
+from analysis.shared.runner import StudyReport, hash_sources, int_option, list_option, run_all
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 
 SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measured on all seeds.
@@ -34,8 +35,6 @@ SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measu
 COARSE_RATE_FACTOR, FINE_RATE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-#: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
-CANDIDATE_HORIZONS = (1.0, 0.6, 0.35, 0.0)
 COARSE_WEIGHT_DECAYS = (0.01, 0.1)
 SOURCE_FILE = "analysis/optimizer_bench/tune.py"
 TABLE_COLUMNS = {
@@ -61,18 +60,22 @@ class TuningTask(NamedTuple):
     is_coarse: bool = False  #: Whether only the coarse grid of learning rates is searched.
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the workloads, the horizons and the file of baselines."""
-    parser.add_option(
-        "--steps", "1000,300,5000", "horizons in the order of the search, with commas", runs.parse_horizons
+@dataclass(frozen=True, kw_only=True)
+class Options(runs.WorkloadOptions):
+    """The options of the study."""
+
+    steps: Sequence[int] = list_option("horizons in the order of the search", "1000,300,5000", runs.parse_horizons)
+    jobs: int = int_option("processes; each tunes another workload", os.cpu_count() or 1)
+    coarse: bool = option("try the coarse ladder alone, and make it the baseline", False)
+    baselines: Path = option(
+        f"baselines, to which these are added (default: {runs.BASELINES_FILE})",
+        runs.BASELINES_FILE,
+        metavar="PATH",
+        suffixes=("",),
     )
-    parser.add_int_option("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
-    parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
-    parser.add_output_option("--baselines", "baselines, to which these are added", runs.BASELINES_FILE)
-    runs.add_workload_options(parser)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Tune AdamW on each workload, and add the baselines to the file."""
     path, files = options.baselines, runs.select_workloads(options)
     baselines: runs.Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -141,7 +144,9 @@ def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tupl
     else:
         tuned = search_learning_rate(measure, start._replace(horizon=1.0), FINE_RATE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
-    ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
+    # Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
+    candidate_horizons = (1.0, 0.6, 0.35, 0.0)
+    ends = [tuned._replace(horizon=horizon) for horizon in candidate_horizons]
     # A constant rate must be lower.
     ends = [choose_setting(measure, ends[:-1]), search_learning_rate(measure, ends[-1], FINE_RATE_FACTOR)]
     finalists = sorted(ends, key=lambda setting: _min_smoothed_loss(measure(setting, SEEDS[0])))

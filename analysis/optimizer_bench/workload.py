@@ -31,7 +31,6 @@ from protonet.errors import optional_packages
 STEPS_PER_VALIDATION, SMOOTHING_DECAY = 10, 0.8
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 IMAGE_SIDE, PIXELS_PER_IMAGE = 28, 28 * 28  #: Size of a picture of a character.
-VALIDATION_MODULE_INTERVAL = 10  #: One module of the standard library in ten is for validation.
 WORD_PATTERN = re.compile(r"[^\W\d]\w+")
 
 
@@ -134,9 +133,9 @@ def make_classification_task(
 class LossCurve(NamedTuple):
     """The validation losses of one training run, every few steps."""
 
-    #: The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
-    #: ``STEPS_PER_VALIDATION`` ... steps.
     losses: list[float]
+    """The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
+    ``STEPS_PER_VALIDATION`` ... steps."""
     diverged: bool = False  #: A training or validation loss was not finite, or there was an error; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``.
 
@@ -236,9 +235,11 @@ def standardise(x: Tensor) -> Tensor:
 def read_stdlib_sources() -> tuple[dict[str, str], dict[str, str]]:
     """Read the source texts of the standard library's modules by file name: of training and of validation modules."""
     train, validation = dict[str, str](), dict[str, str]()
+    # One module of the standard library in ten is for validation.
+    validation_module_interval = 10
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # The side of a module does not depend on the other modules of the Python version.
-        side = train if zlib.crc32(path.name.encode()) % VALIDATION_MODULE_INTERVAL else validation
+        side = train if zlib.crc32(path.name.encode()) % validation_module_interval else validation
         side[path.name] = path.read_text(encoding="utf-8")
     return train, validation
 

@@ -5,9 +5,9 @@ FOLDER holds tables NAME.csv with columns text and class, whose names are words,
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from protonet._text import plural
 from protonet.embeddings.loading import ENCODER_PACKAGES
 from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option, positional
 from protonet.ui.text import format_table
 
 #: Titles of the methods that others are compared with; "{}" is the representation whose embeddings they use.
@@ -30,7 +31,6 @@ METHOD_TITLES = {
     measure.TFIDF: "TF-IDF, logistic regression",
     measure.SETFIT: "SetFit's recipe",
 }
-MAX_SETFIT_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
@@ -56,26 +56,33 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 }
 
 
-def add_options(parser: runner.StudyParser) -> None:
-    """Add the study's options: the folder, the data sets, the pretrained encoders and the splits."""
-    text = "tables .csv with columns text and class, folders of pictures"
-    parser.add_argument(runner.FOLDER_OPTION, metavar="FOLDER", help=text)
-    parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
-    text = "labelled rows per class; 0: names alone"
-    parser.add_option("--shots", "0,1,5,20", text, partial(runner.parse_integers, low=0))
-    parser.add_int_option("--splits", 3, "splits of each set")
-    parser.add_int_option("--tests", 600, "rows that are judged, at the most")
-    parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names_option("--representations", [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS)
-    parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(runner.JournalOptions):
+    """The options of the study."""
+
+    folder: Path = positional("tables .csv with columns text and class, folders of pictures", metavar="FOLDER")
+    sets: str | None = option("their names, with commas (default: all of the folder)", metavar="NAMES")
+    shots: Sequence[int] = runner.list_option(
+        "labelled rows per class; 0: names alone", "0,1,5,20", partial(runner.parse_integers, low=0)
+    )
+    splits: int = runner.int_option("splits of each set", 3)
+    tests: int = runner.int_option("rows that are judged, at the most", 600)
+    effort: str = option(
+        f"of {', '.join(EFFORTS)} (default: default)", "default", parse=partial(check_known_name, known_names=EFFORTS)
+    )
+    representations: Sequence[str] = runner.names_option(
+        [*ENCODER_PACKAGES, measure.NO_ENCODER], DEFAULT_REPRESENTATIONS
+    )
+    setfit: bool = option("run SetFit's recipe, too: minutes for each table", False)
 
 
-def run(options: argparse.Namespace) -> runner.StudyReport:
+def run(options: Options) -> runner.StudyReport:
     """Execute all runs, and compare the methods for each number of labels per class."""
-    paths = measure.list_datasets(Path(options.folder))
+    paths = measure.list_datasets(options.folder)
     chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
+    # Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
+    max_setfit_classes = 8
     for seed in range(options.splits):
         for name in chosen:
             items = measure.read_dataset(paths[name])
@@ -83,7 +90,7 @@ def run(options: argparse.Namespace) -> runner.StudyReport:
             readers = [name for name in packaged if ENCODER_PACKAGES[name].modality == items.modality]
             reads = next(iter(readers), measure.NO_ENCODER)
             for shots in options.shots:
-                setfit = options.setfit and len(items.classes) <= MAX_SETFIT_CLASSES
+                setfit = options.setfit and len(items.classes) <= max_setfit_classes
                 methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [measure.MethodRun(name, shots, seed, method, *fixed) for method in methods]

@@ -7,9 +7,9 @@ trains the published prior on all tasks, and one per real set without its family
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from analysis.prior.tasks import MeasuredTask, load_measured_task, write_measured_task
 from analysis.real_data.sets import DATASETS, REPORTED_TABLE_NAMES
-from analysis.shared.runner import StudyParser, StudyReport, run_all
+from analysis.shared.runner import StudyOptions, StudyReport, int_option, run_all
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
@@ -33,15 +33,14 @@ from protonet.fit.prior import (
     deserialize_prior,
     serialize_prior,
 )
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 #: Passes over the tasks, tasks per step, learning rate and weight decay.
 EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
-VIEW_DROPOUT = 0.15  #: Probability that an episode lacks a view.
 MAX_TEST_ROWS = 120
 N_FOLDS = 4  #: Folds of families of data sets.
-COMPARED_EPOCHS = (10, 80)  #: Numbers of training epochs of further variants of the prior.
 #: The data sets of `analysis.real_data.sets` that share rows with each of them, by name.
 JAPANESE_VOWELS_NAMES = {"spectra", "JapaneseVowels"}
 DATASET_FAMILIES = {name: JAPANESE_VOWELS_NAMES if name in JAPANESE_VOWELS_NAMES else {name} for name in DATASETS}
@@ -148,10 +147,11 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     steps = max(11, epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.is_class.sum(dim=1).float().log()
+    view_dropout = 0.15  # probability that an episode lacks a view
     for _ in range(epochs):
         for some in torch.randperm(len(batch.initial_log_influence), generator=generator).split(BATCH_SIZE):
             part = batch.select_tasks(some)
-            present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= VIEW_DROPOUT)
+            present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= view_dropout)
             is_present = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
             loss = (score_view_weights(part, *_compute_log_weights(prior, part, is_present))[0] / guessing[some]).mean()
             optimizer.zero_grad()
@@ -162,19 +162,20 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     return prior.eval()
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the number of tasks, the epochs and the folder of measured tasks."""
-    parser.add_int_option("--tasks", 1500, "tasks, by their numbers from 0 on")
-    parser.add_int_option("--epochs", EPOCHS, "passes over the tasks in training")
-    parser.add_int_option("--jobs", 2, "processes that measure tasks")
-    parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
-    text = "write the library's numbers, and those that leave a set out"
-    parser.add_argument("--write", action="store_true", help=text)
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    tasks: int = int_option("tasks, by their numbers from 0 on", 1500)
+    epochs: int = int_option("passes over the tasks in training", EPOCHS)
+    jobs: int = int_option("processes that measure tasks", 2)
+    folder: Path = option("measured tasks (default: build/prior)", Path("build/prior"), metavar="PATH")
+    write: bool = option("write the library's numbers, and those that leave a set out", False)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Measure the tasks that are missing in the folder; evaluate the prior, and write it if ``--write`` is set."""
-    folder = Path(options.folder)
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     runs = [(str(folder / f"{task_id:05d}.npz"), task_id) for task_id in range(options.tasks)]
     run_all(runs, write_measured_task, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
@@ -220,13 +221,14 @@ def compare_priors(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int)
     blind = batch._replace(view_tags=torch.zeros(len(tasks), batch.view_tags.shape[1], len(VIEW_TAGS)))
     unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
+    compared_epochs = (10, 80)  # numbers of training epochs of further variants of the prior
     variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [
         ("learned", batch, everything, epochs),
         ("learned, without the kinds of views", blind, everything, epochs),
         ("learned, the problem not seen", unseen, everything, epochs),
         ("learned on half of the tasks", batch, half, 2 * epochs),
         ("learned on synthetic tasks alone", batch, synthetic, 2 * epochs),
-        *((f"learned in {count} epochs", batch, everything, count) for count in COMPARED_EPOCHS),
+        *((f"learned in {count} epochs", batch, everything, count) for count in compared_epochs),
     ]
     start = torch.stack(evaluate_prior(WeightingPrior().eval(), batch))
     rows = [_average_scores("what held-out rows suggest", start, start, judged)]

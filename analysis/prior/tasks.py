@@ -217,8 +217,8 @@ class Task(NamedTuple):
     family: str  #: Family of data sets; a prior is evaluated on families that it was not trained on.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
-    #: (dim,): the table column of each feature, as in `protonet.views.view.TrainingRows`
     column_indices: torch.Tensor | None
+    """(dim,): the table column of each feature, as in `protonet.views.view.TrainingRows`"""
     test_x: np.ndarray  #: (m, dim)
     test_y: np.ndarray  #: (m,)
 

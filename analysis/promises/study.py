@@ -6,17 +6,18 @@ random forest of 200 trees, on the same rows, in the same process, in alternatio
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from analysis.promises import measures
-from analysis.shared.runner import StudyParser, StudyReport, use_one_thread
+from analysis.shared.runner import StudyOptions, StudyReport, names_option, use_one_thread
 from protonet.errors import raise_input_error
+from protonet.ui.options import option
 from protonet.ui.text import format_table
 
 
@@ -103,14 +104,29 @@ class Row(NamedTuple):
         return f"{self.measured:.4g} {self.unit}".strip()
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the options: topics, and the environments in which the contest entry is evaluated."""
-    parser.add_names_option("--topics", PROMISES)
-    help_text = "interpreters for the contest entry, with commas (default: this one)"
-    parser.add_option("--python", sys.executable, help_text, _parse_interpreters)
+def _parse_interpreters(option: str, text: str) -> list[str]:
+    """Parse a comma-separated list of paths of interpreters."""
+    for path in text.split(","):
+        if not Path(path).is_file():
+            raise_input_error(option, "be files, with commas", repr(path), "Pass paths of python.")
+    return text.split(",")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """The options of the study."""
+
+    topics: Sequence[str] | None = names_option(PROMISES)
+    python: Sequence[str] = option(
+        "interpreters for the contest entry, with commas (default: this one)",
+        sys.executable,
+        parse=_parse_interpreters,
+        nargs=None,
+        metavar="PATHS",
+    )
+
+
+def run(options: Options) -> StudyReport:
     """Measure the promises of the selected topics."""
     measured: dict[str, Callable[[], measures.Figures]] = {
         "versions": measures.measure_versions,
@@ -164,11 +180,3 @@ def list_broken(rows: list[Row]) -> list[str]:
     broken = [row for row in rows if not row.holds]
     sides = ["below" if row.is_minimum else "above" for row in broken]
     return [f"{row.promise}: {row.figure} is {side} {row.limit:.5g}" for row, side in zip(broken, sides, strict=True)]
-
-
-def _parse_interpreters(option: str, text: str) -> list[str]:
-    """Parse a comma-separated list of paths of interpreters."""
-    for path in text.split(","):
-        if not Path(path).is_file():
-            raise_input_error(option, "be files, with commas", repr(path), "Pass paths of python.")
-    return text.split(",")

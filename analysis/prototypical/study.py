@@ -7,22 +7,31 @@ which other objectives of ``train`` differ from a plain loop.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import math
 import tempfile
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from analysis.shared.runner import StudyParser, StudyReport, parse_integers, run_all
+from analysis.shared.runner import (
+    JournalOptions,
+    StudyReport,
+    int_option,
+    list_option,
+    names_option,
+    parse_integers,
+    run_all,
+)
 from analysis.shared.tables import format_mean
 from protonet.datasets.dataset import Dataset
-from protonet.episodes import EpisodeConfig, evaluate_dataset, load_source
+from protonet.episodes import EvaluationSettings, evaluate_dataset, load_source
 from protonet.episodes.__main__ import main
 from protonet.episodes.networks.augmentation import draw_affine_maps, warp_images
 from protonet.sampling import index_classes, list_class_rows
@@ -40,19 +49,18 @@ VARIANTS = {
 N_WAY, N_SHOT, N_QUERY = 20, 1, 5  #: Of training episodes.
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: variants, steps, seeds and episodes of the evaluation."""
-    parser.add_names_option("--variants", VARIANTS)
-    parser.add_option(
-        "--steps", "300,2000", "numbers of steps", lambda option, text: parse_integers(option, text, low=1)
-    )
-    parser.add_int_option("--seeds", 3, "seeds of each variant", low=2)
-    parser.add_int_option("--episodes", 1000, "5-way 1-shot episodes of novel classes that evaluate each encoder")
-    parser.add_int_option("--jobs", 1, "processes")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    variants: Sequence[str] | None = names_option(VARIANTS)
+    steps: Sequence[int] = list_option("numbers of steps", "300,2000", partial(parse_integers, low=1))
+    seeds: int = int_option("seeds of each variant", 3, low=2)
+    episodes: int = int_option("5-way 1-shot episodes of novel classes that evaluate each encoder", 1000)
+    jobs: int = int_option("processes", 1)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Train by each variant, and compare the accuracies with those of the loop."""
     variants = options.variants or [*VARIANTS]
     runs = [
@@ -77,17 +85,17 @@ def run(options: argparse.Namespace) -> StudyReport:
 def measure(run: tuple[str, int, int, int]) -> float:
     """Train an encoder, and measure its accuracy in [0, 1] on novel classes."""
     name, steps, seed, n_episodes = run
-    config = EpisodeConfig((5, 5), (1, 1), 15)
+    settings = EvaluationSettings(method=["protonet"], way=(5, 5), shot=(1, 1), query=15, episodes=n_episodes)
     if name.startswith("train"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "encoder.safetensors")
             train_by_command(path, steps, seed, "affine" if name == "train-affine" else "none")
-            result = evaluate_dataset("glyphs", ["protonet"], config, n_episodes=n_episodes, encoder=path)
+            result = evaluate_dataset(settings, dataset="glyphs", encoder=path)
     else:
         encoder, novel = train_by_loop(steps, seed, name.partition("-")[2]), load_glyphs("novel")
         with torch.no_grad():
             embedded = torch.cat([encoder(rows) for rows in novel.x.split(1024)])
-        result = evaluate_dataset(novel._replace(x=embedded), ["protonet"], config, n_episodes=n_episodes)
+        result = evaluate_dataset(settings, dataset=novel._replace(x=embedded))
     return result.methods["protonet"].accuracy.mean
 
 

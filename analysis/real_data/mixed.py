@@ -7,7 +7,6 @@ best pipeline in each row of the table, with hindsight.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import tempfile
@@ -29,7 +28,17 @@ from analysis.prior.study import MIXED_PRIOR_NAME, load_left_out_prior
 from analysis.real_data.robustness import MethodRun, compute_scores
 from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed_table, split_mixed_table
 from analysis.shared.baselines import PredictionOutcome, predict_likeliest
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
+from analysis.shared.runner import (
+    JournalOptions,
+    StudyReport,
+    hash_sources,
+    int_option,
+    list_option,
+    load_installed_sets,
+    names_option,
+    parse_integers,
+    run_all,
+)
 from analysis.shared.tables import ComparedQuantity, group_by_dataset, tabulate_datasets, tabulate_methods, write_csv
 from protonet._text import plural
 from protonet.errors import raise_input_error
@@ -40,6 +49,7 @@ from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
 from protonet.tables.training import TrainingTable
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import option
 from solution.pack import library_files
 
 with suppress(ImportError):
@@ -187,19 +197,22 @@ COMPARED_QUANTITIES = (
 )
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the data sets, methods, shots and splits."""
-    known = functools.partial(check_known_name, known_names=COLLECTIONS)
-    names = ", ".join(COLLECTIONS)
-    parser.add_option("--collection", "mixed", f"the data sets, unless --datasets names some: {names}", known)
-    parser.add_names_option("--datasets", TABLES)
-    parser.add_names_option("--methods", METHODS)
-    parser.add_option("--shots", "5,20", "labelled rows per class", functools.partial(parse_integers, low=2))
-    parser.add_int_option("--splits", 5, "splits of each table")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    collection: str = option(
+        f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)} (default: mixed)",
+        "mixed",
+        parse=functools.partial(check_known_name, known_names=COLLECTIONS),
+    )
+    datasets: Sequence[str] | None = names_option(TABLES)
+    methods: Sequence[str] | None = names_option(METHODS)
+    shots: Sequence[int] = list_option("labelled rows per class", "5,20", functools.partial(parse_integers, low=2))
+    splits: int = int_option("splits of each table", 5)
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Execute all runs, and compare the methods for each data set and number of shots."""
     methods = options.methods or list(METHODS)
     if not any(method in PROTONET_METHODS for method in methods):

@@ -10,7 +10,6 @@ Baselines: pip install skrub.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import statistics
@@ -20,23 +19,24 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.shared.runner import StudyParser, StudyReport, run_all
+from analysis.shared.runner import JournalOptions, StudyReport, run_all
 from analysis.shared.tables import format_mean
 from protonet.__main__ import main
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.table import list_number_like_names
+from protonet.ui.options import positional
 from protonet.ui.text import format_table
 
 SHOTS = (5, 20)  #: Labelled rows per class; a hash of the path determines which of both a table has.
 MAX_FILE_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
 LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
 METHODS = {"default": "protonet", "fast": "protonet, fast", "forest": "skrub, forest", "logistic": "skrub, logistic"}
-MIN_REPOSITORY_TABLES = 10  #: Repositories with fewer tables share a line of the result.
 TABLE_NOTE = """
 Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. "Best of skrub"
 is the better of its two pipelines for each table, with hindsight. Differences are those of the default effort, ± one
@@ -57,13 +57,14 @@ class RawTable(NamedTuple):
         return dict(zip(("path", "label", "per_class", "no_header"), self, strict=True))
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the folder of the tables and the journal."""
-    parser.add_argument("folder", type=Path, help="a folder whose subfolders hold CSV and TSV files")
-    parser.add_state_options()
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    folder: Path = positional("a folder whose subfolders hold CSV and TSV files")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Evaluate all methods on all tables."""
     tables = find_tables(options.folder)
     if not tables:
@@ -200,8 +201,9 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SHOTS}
     repositories = [row["path"].partition("/")[0] for row in rows]
     sizes = Counter(repositories)
+    min_repository_tables = 10  # repositories with fewer tables share a line of the result
     for name, row in zip(repositories, rows, strict=True):
-        parts.setdefault(name if sizes[name] >= MIN_REPOSITORY_TABLES else "other repositories", []).append(row)
+        parts.setdefault(name if sizes[name] >= min_repository_tables else "other repositories", []).append(row)
     lines = []
     for name, part in parts.items():
         if not part:

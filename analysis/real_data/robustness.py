@@ -5,10 +5,10 @@ The regret is the difference to the best baseline in each row of the table, with
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,18 @@ from analysis.prior.study import load_left_out_prior
 from analysis.real_data.sets import DATASETS, load_real_dataset, split_shots
 from analysis.shared import tables
 from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, predict_likeliest
-from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_installed_sets, parse_integers, run_all
+from analysis.shared.runner import (
+    JournalOptions,
+    StudyReport,
+    hash_sources,
+    int_option,
+    list_option,
+    load_installed_sets,
+    names_option,
+    parse_integers,
+    plot_option,
+    run_all,
+)
 from protonet import solve
 from protonet._text import plural
 from protonet.errors import install_command, raise_input_error
@@ -63,7 +74,6 @@ COMPARED_QUANTITIES = (
     tables.ComparedQuantity("calibration_error", "calibration error", direction=-1, unit_factor=100),
     tables.ComparedQuantity("seconds", "fit seconds"),
 )
-MAX_ACCEPTED_REGRET = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 TABLE_NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -105,17 +115,20 @@ METHODS: dict[str, FitFunction] = {
 }
 
 
-def add_options(parser: StudyParser) -> None:
-    """Add the study's options: the data sets, methods, shots and splits."""
-    parser.add_names_option("--datasets", DATASETS)
-    parser.add_names_option("--methods", METHODS)
-    parser.add_option("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_integers, low=1))
-    parser.add_int_option("--splits", 5, "splits of each data set")
-    parser.add_state_options()
-    parser.add_plot_option("ours minus the best baseline")
+@dataclass(frozen=True, kw_only=True)
+class Options(JournalOptions):
+    """The options of the study."""
+
+    datasets: Sequence[str] | None = names_option(DATASETS)
+    methods: Sequence[str] | None = names_option(METHODS)
+    shots: Sequence[int] = list_option(
+        "labelled samples per class", "1,2,5,10,20", functools.partial(parse_integers, low=1)
+    )
+    splits: int = int_option("splits of each data set", 5)
+    plot: Path | None = plot_option("ours minus the best baseline")
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: Options) -> StudyReport:
     """Execute all runs, and compare the methods for each data set and number of shots."""
     methods = options.methods or list(METHODS)
     ours = [method for method in methods if method in PROTONET_SETTINGS]
@@ -214,7 +227,9 @@ def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
         colour = (shade, 0.25 + shade / 2, 0.55)
         axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
-    axes.axvline(-MAX_ACCEPTED_REGRET, color="0.6", lw=1, ls=":")
+    # Maximal regret in points that is acceptable on a row; the plot shows it as a line.
+    max_accepted_regret = 1.5
+    axes.axvline(-max_accepted_regret, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

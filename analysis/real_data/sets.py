@@ -35,13 +35,10 @@ from protonet.tables.delimited import MISSING_TEXTS
 N_GLYPH_CLASSES, N_GLYPH_COPIES = 60, 3
 N_TEXT_FEATURES, N_HASHED_NGRAMS = 384, 2**14
 SERIES_DATASETS = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
-DOCSTRINGS_PER_MODULE = (40, 60)  #: Minimal number for a module to be used, and maximal number that is used.
-MIN_DOCSTRING_LENGTH = 40  #: Minimal number of characters of a docstring.
 #: Minimum number of test rows per class, and minimum and maximum number of test rows of a split.
 MIN_CLASS_TEST_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
 #: Maximal number of classes, of which the largest are kept, and minimal rows of a class.
 MAX_MIXED_CLASSES, MIN_CLASS_ROWS = (8, 12)
-MAX_MIXED_TEST_ROWS = 300  #: Maximum number of test rows of a mixed table.
 
 
 def load_sklearn_table(name: str) -> Dataset:
@@ -115,12 +112,14 @@ def load_stdlib_docstrings(library: Path | None = None) -> Dataset:
     library = library or Path(sysconfig.get_path("stdlib"))
     texts: list[str] = []
     modules: list[str] = []
+    # Minimal number for a module to be used, and maximal number that is used.
+    docstrings_per_module = (40, 60)
     for path in sorted(chain(library.glob("*.py"), library.glob("*/*.py"))):
         name = path.relative_to(library).with_suffix("").as_posix()
         if name.split("/")[0] in {"test", "site-packages", "dist-packages", "idlelib", "lib2to3"}:
             continue
-        matches = _read_docstrings(path)[: DOCSTRINGS_PER_MODULE[1]]
-        if len(matches) >= DOCSTRINGS_PER_MODULE[0]:
+        matches = _read_docstrings(path)[: docstrings_per_module[1]]
+        if len(matches) >= docstrings_per_module[0]:
             texts += matches
             modules += [name] * len(matches)
     if len(set(modules)) < 2:
@@ -143,7 +142,8 @@ def _read_docstrings(path: Path) -> list[str]:
         return []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     matches = (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
-    return [text for text in matches if len(text) > MIN_DOCSTRING_LENGTH]
+    min_docstring_length = 40  # minimal number of characters of a docstring
+    return [text for text in matches if len(text) > min_docstring_length]
 
 
 #: Loaders of all data sets by name; a loader raises a MissingPackageError that says what to install.
@@ -275,7 +275,8 @@ def split_mixed_table(name: str, shots: int, seed: int) -> MixedSplit:
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]
     train = rng.permutation(np.concatenate([title[: min(shots, len(title) // 2)] for title in rows_of_class]))
-    test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MAX_MIXED_TEST_ROWS]
+    max_mixed_test_rows = 300  # maximum number of test rows of a mixed table
+    test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:max_mixed_test_rows]
     return MixedSplit(columns, [rows[at] for at in train], labels[train], [rows[at] for at in test], labels[test])
 
 

@@ -1,6 +1,6 @@
 """The runner of all studies: it parses options, checks output paths first, executes runs, and writes results.
 
-A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `StudyReport`. Each
+A study is a module with a docstring, `Options` (a dataclass) and `run(options)`, which returns a `StudyReport`. Each
 finished run is appended to a journal as a JSON line with a hash of the code, from which an interrupted study resumes.
 Results of other code are ignored.
 """
@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,16 +29,22 @@ import torch
 from tqdm import tqdm
 
 from protonet.errors import install_command, installed_version, raise_input_error
-from protonet.ui.command_line import CommandParser, check_output_options, parse_integer
+from protonet.ui.command_line import CommandParser, parse_integer
+from protonet.ui.options import (
+    add_options,
+    check_output_paths,
+    get_option_name,
+    is_positional,
+    list_options,
+    make_options,
+    option,
+    parse_options,
+)
 from solution.pack import ROOT
 
 BUILD_FOLDER = Path("build")
 DatasetT = TypeVar("DatasetT")
 PLOT_SUFFIXES = (".png", ".pdf", ".svg")
-#: Options that are left out of the command below a table, because their values depend on the machine.
-MACHINE_DEPENDENT_OPTIONS = ("baselines", "jobs", "python")
-FOLDER_OPTION = "folder"  #: Name of the folder argument, whose path depends on the machine.
-HASHED_PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
 RunT = TypeVar("RunT")
 
 
@@ -49,85 +56,87 @@ class StudyReport(NamedTuple):
     failures: Sequence[str] = ()  #: Lines for stderr; the exit status is 1 if there are any.
 
 
-class StudyParser(CommandParser):
-    """The argument parser of a study, which checks values and output paths, and adds ``--json`` and ``--markdown``."""
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """The options of every study. A study adds its own in a dataclass ``Options``."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description)
-        self.formatter_class = argparse.RawDescriptionHelpFormatter
-        self._checks: dict[str, Callable[[str, str], Any]] = {}
-        self._outputs: list[str] = []
-        self.add_output_option("--json", "write the results there")
-        self.add_output_option("--markdown", "write the table there, too")
-
-    def add_option(self, option: str, default: str | None, help_text: str, check: Callable[[str, str], Any]) -> None:
-        """Add an option; ``check(option, text)`` converts the text of the user, or the default, to a value."""
-        metavar = "N" if default and default.isdecimal() else None
-        help_text += "" if default is None else f" (default: {default})"
-        self.add_argument(option, default=default, help=help_text, metavar=metavar)
-        self._checks[option] = check
-
-    def add_int_option(self, option: str, default: int, help_text: str, *, low: int = 1) -> None:
-        """Add an option whose value is an integer >= ``low``."""
-        self.add_option(option, str(default), help_text, partial(parse_integer, low=low))
-
-    def add_names_option(self, option: str, known: Collection[str], default: str | None = None) -> None:
-        """Add an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
-        text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
-        self.add_option(option, default, text, partial(parse_names, known=known))
-
-    def add_output_option(self, option: str, help_text: str, default: Path | None = None) -> None:
-        """Add an option for the path of an output file, which is checked to be writable before the work begins."""
-        help_text += "" if default is None else f" (default: {default})"
-        self.add_argument(option, default=default and str(default), metavar="PATH", help=help_text)
-        self._outputs.append(option.removeprefix("--"))
-
-    def add_plot_option(self, plotted: str) -> None:
-        """Add the option ``--plot``, the path of a figure; the help names what is ``plotted``."""
-        self.add_output_option("--plot", f"draw {plotted} there ({', '.join(PLOT_SUFFIXES)})")
-        self._checks["--plot"] = _parse_plot_path
-
-    def add_state_options(self, name: str | None = None) -> None:
-        """Add ``--state``, the journal from which an interrupted study resumes, and ``--fresh``, which deletes it."""
-        name = name or self.prog.split()[-1]
-        self.add_output_option("--state", "journal of finished runs", BUILD_FOLDER / f"{name}.jsonl")
-        self.add_argument("--fresh", action="store_true", help="forget the finished runs")
-
-    def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse and check options; ``command_line`` of the result is the command without machine-dependent options."""
-        options = self.parse_args(arguments)
-        command_line = f"python -m {self.prog}"
-        for name, value in vars(options).items():
-            if name == FOLDER_OPTION:
-                command_line += f" {name.upper()}"
-            elif value is True or (
-                value not in {None, False} and name not in (*self._outputs, *MACHINE_DEPENDENT_OPTIONS)
-            ):
-                command_line += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
-        for option, check in self._checks.items():
-            name = option.removeprefix("--").replace("-", "_")
-            if getattr(options, name) is not None:
-                setattr(options, name, check(option, getattr(options, name)))
-        vars(options).update(check_output_options(options, self._outputs), command_line=command_line)
-        if vars(options).get("fresh"):
-            options.state.unlink(missing_ok=True)
-        return options
+    json: Path | None = option("write the results there", metavar="PATH", suffixes=("",))
+    markdown: Path | None = option("write the table there, too", metavar="PATH", suffixes=("",))
 
 
-def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> None:
+@dataclass(frozen=True, kw_only=True)
+class JournalOptions(StudyOptions):
+    """The options of studies that resume from a journal."""
+
+    state: Path = option("journal of finished runs (default: build/STUDY.jsonl)", metavar="PATH", suffixes=("",))
+    fresh: bool = option("forget the finished runs", False)
+
+
+def int_option(help_text: str, default: int, *, low: int = 1) -> Any:
+    """Declare an option whose value is an integer >= ``low``."""
+    return option(f"{help_text} (default: {default})", default, parse=partial(parse_integer, low=low))
+
+
+def list_option(help_text: str, default: str, parse: Callable[[str, str], object]) -> Any:
+    """Declare an option whose value is a list that ``parse`` reads from a text with commas, such as the default."""
+    return option(f"{help_text} (default: {default})", default, parse=parse, nargs=None, metavar="A,B")
+
+
+def names_option(known: Collection[str], default: str | None = None, known_text: str = "") -> Any:
+    """Declare an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
+    text = f"of {', '.join(known)} (default: {known_text or default or 'all'})"
+    return option(text, default, parse=partial(parse_names, known=known), nargs=None, metavar="A,B")
+
+
+def plot_option(plotted: str) -> Any:
+    """Declare an option for the path of a figure; the help names what is ``plotted``."""
+    text = f"draw {plotted} there ({', '.join(PLOT_SUFFIXES)})"
+    return option(text, metavar="PATH", suffixes=PLOT_SUFFIXES, parse=_parse_plot_path)
+
+
+def run_study(prog: str, study: ModuleType, words: Sequence[str] | None) -> None:
     """Parse the options of a study, run it, and print and write its report."""
-    parser = StudyParser(prog, inspect.getdoc(study) or "")
-    study.add_options(parser)
-    options = parser.parse_study(arguments)
+    options_type: type[StudyOptions] = study.Options
+    parser = CommandParser(prog, inspect.getdoc(study) or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_options(parser, options_type)
+    command_line = format_command(prog, options_type, parser.parse_args(words))
+    parsed = parse_options(parser, options_type, words)
+    if getattr(parsed, "state", "") is None:
+        parsed.state = BUILD_FOLDER / f"{prog.rsplit(maxsplit=1)[-1]}.jsonl"
+    check_output_paths(parsed, options_type, ())
+    if getattr(parsed, "fresh", False):
+        parsed.state.unlink(missing_ok=True)
+    options = make_options(options_type, parsed)
     report = study.run(options)
     if options.json is not None:
-        options.json.write_text(json.dumps(report.rows, indent=1) + "\n", encoding="utf-8")
+        write_rows(options.json, report.rows)
     if options.markdown is not None:
-        options.markdown.write_text(f"{report.table}\nMade by `{options.command_line}`.\n", encoding="utf-8")
+        options.markdown.write_text(f"{report.table}\nMade by `{command_line}`.\n", encoding="utf-8")
     print(report.table, end="")
     if report.failures:
         print(*report.failures, sep="\n", file=sys.stderr)
         sys.exit(1)
+
+
+def format_command(prog: str, options_type: type, texts: object) -> str:
+    """Format the command that makes a report: with all values of ``texts``, but without output paths."""
+    local = {"baselines", "jobs", "python"}  # values that depend on the machine
+    command_line = f"python -m {prog}"
+    for declared in list_options(options_type):
+        value = getattr(texts, declared.name)
+        if is_positional(declared):
+            command_line += f" {declared.name.upper()}"
+        elif value is True:
+            command_line += f" {get_option_name(declared)}"
+        elif value not in {None, False} and declared.name not in local and not declared.metadata["suffixes"]:
+            command_line += f" {get_option_name(declared)} {shlex.quote(str(value))}"
+    return command_line
+
+
+def write_rows(path: Path, rows: object) -> None:
+    """Write the rows of a study as JSON."""
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def load_installed_sets(names: Iterable[str], load: Callable[[str], DatasetT]) -> Iterator[tuple[str, DatasetT]]:
@@ -155,13 +164,11 @@ def parse_integers(option: str, text: str, *, low: int) -> list[int]:
     return list(dict.fromkeys(parse_integer(option, item, low=low) for item in text.split(",")))
 
 
-def _parse_plot_path(option: str, path: str) -> str:
-    """Return the path of a figure as it is; raise an InputError if matplotlib cannot write files with its suffix."""
-    if Path(path).suffix.lower() not in PLOT_SUFFIXES:
-        raise_input_error(option, f"end in {', '.join(PLOT_SUFFIXES)}", repr(path), "Rename the file.")
+def _parse_plot_path(option: str, path: str) -> Path:
+    """Convert the path of a figure; raise an InputError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise_input_error(option, "have matplotlib", "none installed", f"Run {install_command('analysis')}.")
-    return path
+    return Path(path)
 
 
 def run_all(
@@ -232,10 +239,11 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Hash the Python files at paths of the repository, or in folders, and the versions of ``HASHED_PACKAGES``."""
+    """Hash the Python files at paths of the repository, or in folders, and versions of packages that affect results."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
-    versions = {package: installed_version(package) for package in HASHED_PACKAGES}
+    packages = ("numpy", "scipy", "scikit-learn", "torch")
+    versions = {package: installed_version(package) for package in packages}
     return hashlib.sha256(json.dumps([texts, versions], sort_keys=True).encode()).hexdigest()[:16]
 
 

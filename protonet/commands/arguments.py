@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +24,12 @@ from protonet.commands.options import (
     SuggestOptions,
     UpdateOptions,
     get_added_folder,
-    get_option_name,
-    is_positional,
-    make_options,
-    path_exists,
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
-from protonet.ui.command_line import CommandParser, check_output_options
+from protonet.ui.command_line import CommandParser
+from protonet.ui.options import add_options, check_output_paths, make_options, parse_options
 
 #: Optional packages that ``page`` and ``serve`` import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
@@ -47,6 +43,11 @@ class Command(NamedTuple):
     examples: Sequence[str]  #: Example arguments, without ``protonet`` and the name, at the end of the help.
     check_options: Callable[[argparse.Namespace], None] | None = None
     """Raises an InputError if the parsed arguments are invalid, and may fill in defaults; None for no such check."""
+    arguments: Mapping[str, str] = {
+        **{"path": "table", "labels": "labels_file", "ignored": "drop", "rate": "unknown"},
+        **dict.fromkeys(("train_loader", "features", "x", "y"), "table"),
+    }
+    """For arguments of the functions that read, encode and evaluate the table, the field of the options behind them."""
 
     @property
     def summary(self) -> str:
@@ -62,17 +63,13 @@ def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
         The options, an instance of the command's dataclass, such as `FitOptions`.
     """
     command = COMMANDS[name]
-    options = make_parser(name).parse_args(arguments)
-    for declared in fields(command.options_type):
-        value, convert = getattr(options, declared.name), declared.metadata.get("parse")
-        if convert is not None and isinstance(value, str):
-            setattr(options, declared.name, convert(get_option_name(declared), value))
+    options = parse_options(make_parser(name), command.options_type, arguments)
     if getattr(options, "split", None) is not None:
         apply_split_option(options)
     if command.check_options is not None:
         command.check_options(options)
     if name != "predict":
-        check_output_paths(options, command.options_type)
+        check_outputs(options, command.options_type)
     for path in [getattr(options, "model", None), *getattr(options, "models", ())]:
         if path is not None:
             check_model_path(path, "--model" if name == "page" else "model")
@@ -90,43 +87,16 @@ def make_parser(name: str) -> CommandParser:
     """Create the argparse parser of the command ``name`` from the dataclass of its options."""
     command, prog = COMMANDS[name], f"protonet {name}"
     parser = CommandParser(prog, command.description, [f"{prog} {example}" for example in command.examples])
-    groups: dict[str, Any] = {"": parser}
-    for declared in fields(command.options_type):
-        settings = {key: value for key, value in declared.metadata.items() if key not in {"parse", "suffixes"}}
-        names, group, kind = settings.pop("names"), settings.pop("group"), str(declared.type)
-        if group not in groups:
-            exclusive = group.startswith("|")
-            groups[group] = parser.add_mutually_exclusive_group() if exclusive else parser.add_expert_group(group)
-        if "Path" in kind:
-            settings["type"] = Path
-        if is_positional(declared):
-            groups[group].add_argument(declared.name, **settings)
-            continue
-        if declared.default is False:
-            settings["action"] = "store_true"
-        elif "choices" not in settings:
-            settings.setdefault("metavar", "FILE" if "Path" in kind else "N" if "int" in kind else "NAME")
-        if kind.startswith("Sequence[str]"):
-            settings["nargs"] = "+"
-        flags = sorted([get_option_name(declared), *names], key=lambda flag: flag.startswith("--"))
-        groups[group].add_argument(*flags, dest=declared.name, default=declared.default, **settings)
+    add_options(parser, command.options_type)
     return parser
 
 
-def check_output_paths(options: object, options_type: type) -> None:
+def check_outputs(options: object, options_type: type) -> None:
     """Raise an InputError if an output option has a wrong suffix, cannot be written, or is also an input."""
-    suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(options_type)}
-    outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
-    for name in outputs:
-        path = getattr(options, name)
-        if path.suffix.lower() not in suffixes[name]:
-            raise_input_error(f"--{name}", f"end in {', '.join(suffixes[name])}", path, "Rename it.")
     inputs = ["table", "labels_file", "unlabelled", "classes"]
     inputs += ["model"] * (options_type is not UpdateOptions)  # which may write over its model
-    files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path_exists(path)]
-    for name, path in check_output_options(options, outputs).items():
-        if path.exists() and any(map(path.samefile, files)):
-            raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")
+    files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path)]
+    check_output_paths(options, options_type, files)
 
 
 def require_packages(packages: Sequence[str], extra: str = "files") -> None:
@@ -196,7 +166,7 @@ def check_single_table_options(options: argparse.Namespace | PredictOptions) -> 
     """Raise an InputError if ``predict`` of a single table has ``--workers``, or an output path that is invalid."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    check_output_paths(options, PredictOptions)
+    check_outputs(options, PredictOptions)
 
 
 def check_update_options(options: argparse.Namespace) -> None:

@@ -5,78 +5,34 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from protonet._text import normalize_spelling
-from protonet._validation import check_int
 from protonet.errors import raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.ui.command_line import check_known_name, parse_finite_number, parse_integer
+from protonet.ui.command_line import check_known_name, parse_integer, parse_number
+from protonet.ui.options import (
+    get_argument_name,
+    get_option_name,
+    is_positional,
+    option,
+    parse_integer_up_to,
+    path_exists,
+    positional,
+)
 
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
 #: Copies of the names in `protonet.fit.search.EFFORTS` and of `protonet.fit.solver.TIME_LIMIT`, in seconds.
 EFFORT_NAMES, DEFAULT_TIME_LIMIT_SECONDS = ("fast", "default", "best"), 900.0
 
-OptionsT = TypeVar("OptionsT")
-
-
-def positional(help_text: str, **settings: Any) -> Any:
-    """Declare a positional argument as a field of a dataclass; ``settings`` are keyword arguments of argparse."""
-    return field(metadata={"help": help_text, "names": (), "group": "", **settings})
-
-
-def path_exists(path: Path) -> bool:
-    """Test whether a path exists; a path that is too long for the file system does not."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
-def option(
-    help_text: str,
-    default: object = None,
-    *names: str,
-    group: str = "",
-    parse: Callable[[str, str], object] | None = None,
-    suffixes: Sequence[str] = (),
-    **settings: Any,
-) -> Any:
-    """Declare an option as a field of a dataclass, whose type determines ``nargs`` and ``metavar`` of argparse.
-
-    Args:
-        help_text: The help text.
-        default: The default value; False declares a flag.
-        *names: Further names of the option, such as "-o".
-        group: The group of the option in ``--help-all``; options without a group are in ``--help`` as well. Options of
-            a group whose name begins with "|" exclude each other.
-        parse: Converts an option's name, which is for error messages, and the text that the user typed to a value.
-        suffixes: Allowed suffixes, if the option names an output file.
-        **settings: Further keyword arguments of ``ArgumentParser.add_argument``.
-    """
-    extra = {"help": help_text, "names": names, "group": group, "parse": parse, "suffixes": suffixes}
-    return field(default=default, metadata=extra | settings)
-
-
 #: Declare an option that names columns, which are normalized as the names in files are.
 column_option = partial(option, type=normalize_spelling)
-
-
-def get_option_name(field: Field[Any]) -> str:
-    """Get the name on the command line, such as ``--time-limit``, of the option that a dataclass field declares."""
-    return f"-{field.name}" if len(field.name) == 1 else f"--{field.name.replace('_', '-')}"
-
-
-def is_positional(field: Field[Any]) -> bool:
-    """Test whether a dataclass field declares a positional argument."""
-    return field.default is MISSING
 
 
 def parse_row_numbers(name: str, text: str) -> list[int]:
@@ -95,11 +51,6 @@ def parse_false_rejection_rate(name: str, text: str) -> float:
 def parse_workers(name: str, text: str) -> int | str:
     """Parse the option ``name``: a number of processes, or the address of a Dask scheduler (a text with a colon)."""
     return text if ":" in text else parse_integer(name, text, low=1)
-
-
-def parse_integer_up_to(high: int, name: str, text: str) -> int:
-    """Parse a whole number in [0, high] for the option ``name``, which error messages name."""
-    return check_int(name, parse_integer(name, text, low=0), low=0, high=high)
 
 
 def read_guidelines(name: str, text: str) -> str:
@@ -122,7 +73,10 @@ def read_guidelines(name: str, text: str) -> str:
         raise_input_error(name, "be a text file", f"{path} ({error.strerror})", "Pass another path.")
 
 
-_parse_positive_integer, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
+_parse_positive_integer, _parse_seconds = (
+    partial(parse_integer, low=1),
+    partial(parse_number, low=0, strict=True, example=10),
+)
 N_DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
@@ -405,11 +359,9 @@ class ServeOptions(AddressOptions):
 
 
 _OPTION_SETS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
-#: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
-COMMAND_LINE_NAMES = {
-    **{declared.name: get_option_name(declared) for kind in (*_OPTION_SETS, ServeOptions) for declared in fields(kind)},
-    **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
-    **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
+#: The name on the command line, such as "--drop", of each option that a note has in backquotes.
+OPTION_NAMES_IN_NOTES = {
+    declared.name: get_argument_name(declared) for kind in (*_OPTION_SETS, ServeOptions) for declared in fields(kind)
 }
 
 
@@ -425,12 +377,7 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 def replace_argument_names(notes: Sequence[str]) -> list[str]:
     """Replace argument names in backquotes by the names of command-line options, such as ``--drop``, in each note."""
-    return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
-
-
-def make_options(options_type: type[OptionsT], parsed: object) -> OptionsT:
-    """Create an options dataclass from an object with attributes of the same names, such as parsed arguments."""
-    return options_type(**{declared.name: getattr(parsed, declared.name) for declared in fields(options_type)})  # type: ignore[arg-type]
+    return [re.sub(r"`(\w+)`", lambda name: OPTION_NAMES_IN_NOTES.get(name[1], name[0]), note) for note in notes]
 
 
 def to_command_line(options: object) -> list[str]:

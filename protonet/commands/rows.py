@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from protonet._text import normalize_spelling
-from protonet.commands.options import FitOptions, path_exists
+from protonet.commands.options import FitOptions
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
@@ -19,6 +19,7 @@ from protonet.tables.spellings import detect_respellings, format_respellings
 from protonet.tables.table import ReadSpec, format_names
 from protonet.tables.training import TrainingTable
 from protonet.ui.command_line import check_known_name
+from protonet.ui.options import path_exists
 
 #: The names of the columns of a table of classes; the second is optional.
 CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
@@ -90,13 +91,13 @@ def read_class_descriptions(path: Path) -> dict[str, str]:
         return _validate_class_names([name.strip() for name in str(path).split(",")], path)
     with renamed_arguments(path="classes"):
         source = open_table_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
-    header = source.header or []
+        header = source.header or []
+        indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
+        blocks = [block.columns for block in source.read_chunks(indices)] if CLASS_COLUMN in header else []
     if CLASS_COLUMN not in header:
         got = f"{path} with {format_names(header)}"
         remedy = f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}."
         raise_input_error("classes", f"have a column {CLASS_COLUMN}", got, remedy)
-    indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
-    blocks = [block.columns for block in source.read_chunks(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
     names = _validate_class_names(columns[0] if columns else [], path)
     return dict(zip(names, columns[1], strict=True)) if len(columns) > 1 else names

@@ -36,9 +36,6 @@ from protonet.datasets.pictures import (
 from protonet.embeddings.pictures.reading import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
-#: A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have all.
-MIN_PRESENT_CLASS_FRACTION = 0.9
-
 
 @dataclass(frozen=True)
 class ClassList:
@@ -94,13 +91,16 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Pic
     is ``root`` itself) has most of the classes. An InputError is raised if it has most classes but not all. Pictures of
     several subfolders are joined, and classes that are not on the list are left out.
     """
+    # A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have
+    # all.
+    min_present_class_fraction = 0.9
 
     def detect(root: Path) -> PictureLayout | None:
         known = read_class_lists()[key]
         label_of = {simplify_class_name(label): label for label in known.side_of}
         every = [list_visible_folders(root / part) for part in subfolders]
         found = [{simplify_class_name(folder.name): folder for folder in folders} for folders in every]
-        min_classes = MIN_PRESENT_CLASS_FRACTION * len(label_of)
+        min_classes = min_present_class_fraction * len(label_of)
         found = [folders for folders in found if len(folders.keys() & label_of.keys()) >= min_classes]
         if not found:
             return None
@@ -260,8 +260,6 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
 
 
 OMNIGLOT_BACKGROUND, OMNIGLOT_EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
-#: At least this fraction of the characters in the folder ``OMNIGLOT_BACKGROUND`` is for validation. Our own choice.
-OMNIGLOT_VALIDATION_FRACTION = 0.2
 
 
 def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
@@ -281,8 +279,11 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
     evaluation = _list_omniglot_characters(home / OMNIGLOT_EVALUATION)
     side_of = dict.fromkeys(background, "base") | dict.fromkeys(evaluation, "novel")
     n_validation = 0
+    # At least this fraction of the characters in the folder ``OMNIGLOT_BACKGROUND`` is for validation. Our own
+    # choice.
+    omniglot_validation_fraction = 0.2
     for alphabet in sorted({folder.parent for folder in background}, reverse=True)[:-1]:
-        if n_validation >= OMNIGLOT_VALIDATION_FRACTION * len(background):
+        if n_validation >= omniglot_validation_fraction * len(background):
             break
         characters = [folder for folder in background if folder.parent == alphabet]
         side_of |= dict.fromkeys(characters, "validation")

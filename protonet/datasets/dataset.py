@@ -23,10 +23,6 @@ SPLIT_SIDES = ("base", "validation", "novel")
 #: Maps other names of sides, which are common in files, to the names of ``SPLIT_SIDES``.
 SIDE_ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
 BYTES_PER_CHECK = 2**26  #: How many bytes of features `check_finite` checks at a time.
-#: How many rows of a memory-mapped file are read before memory is released. The operating system may keep a few
-#: megabytes of the file in memory for each row that is read.
-MAPPED_ROWS_PER_READ = 32
-MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 
 
 class Dataset(NamedTuple):
@@ -52,7 +48,8 @@ class Dataset(NamedTuple):
     @property
     def has_feature_maps(self) -> bool:
         """Whether each row holds feature maps of a convolutional network, that is, has more channels than a picture."""
-        return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
+        max_picture_channels = 3  # pictures have at most this many channels
+        return self.shape is not None and self.shape[0] > max_picture_channels
 
     @property
     def has_float_array_in_memory(self) -> bool:
@@ -97,7 +94,10 @@ class Dataset(NamedTuple):
             return self.x.index_select(0, rows)
         dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
         copied = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)
-        for piece, target in zip(rows.split(MAPPED_ROWS_PER_READ), copied.split(MAPPED_ROWS_PER_READ), strict=True):
+        # How many rows of a memory-mapped file are read before memory is released. The operating system may keep a
+        # few megabytes of the file in memory for each row that is read.
+        mapped_rows_per_read = 32
+        for piece, target in zip(rows.split(mapped_rows_per_read), copied.split(mapped_rows_per_read), strict=True):
             target.copy_(self.x.index_select(0, piece))
             self.release_memory()
         return copied if self.x.is_floating_point() else copied.div_(255)

@@ -64,7 +64,6 @@ CLASS_FRACTION_OF_SIDE = (
     0.15,
     0.25,
 )  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
-MIN_FONT_FACES = 8  #: Characters that fewer font faces have are left out.
 JITTER_SEED = 0  #: The seed of the jitter.
 MIN_ALPHABET_SIZE = 20  #: Alphabets of fewer characters are pooled into one alphabet.
 #: Alphabets of characters other than letters: the first code point of each range, and the alphabet of its characters.
@@ -114,13 +113,14 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
     faces = list_font_faces()
     counts = Counter(character for face in faces for character in face.characters)
     known = counts if characters is None else set(characters)
-    chosen = sorted(c for c in known if counts[c] >= MIN_FONT_FACES and unicodedata.category(c)[0] in "LNPS")
+    min_font_faces = 8  # characters that fewer font faces have are left out
+    chosen = sorted(c for c in known if counts[c] >= min_font_faces and unicodedata.category(c)[0] in "LNPS")
 
     def render() -> LabelledPictures:
         images, labels = _render_characters(chosen, faces, copies)
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
-            must, got = f"hold at least 2 that {MIN_FONT_FACES} faces draw", f"{len(names)} of {len(set(known))}"
+            must, got = f"hold at least 2 that {min_font_faces} faces draw", f"{len(names)} of {len(set(known))}"
             raise_input_error("characters", must, got, "Pass more characters.")
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
         return LabelledPictures(images, labels).with_sides(side_of)

@@ -43,10 +43,6 @@ class RotatedPicture(NamedTuple):
 #: A picture in one of four forms: the path of its file, the path with a rotation, the content of an image file as
 #: bytes, or its pixels (height, width, 3) uint8.
 ImageSource = Path | RotatedPicture | bytes | np.ndarray
-#: The version of decoding and resizing. Increase it whenever their pixels change, so that cached files are made again.
-PICTURE_CACHE_VERSION = 1
-PICTURES_PER_BLOCK = 256  #: How many pictures are decoded before they are written together.
-MAX_DECODE_THREADS = 8  #: At most this many threads decode pictures.
 
 
 class LabelledPictures(NamedTuple):
@@ -103,7 +99,10 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     """
     side = image_set.image_side if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.is_grey else 3, side, side)
-    stamp = hash_file_stamps(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.cache_variant}".rstrip())
+    # The version of decoding and resizing. Increase it whenever their pixels change, so that cached files are made
+    # again.
+    picture_cache_version = 1
+    stamp = hash_file_stamps(image_set, f"{picture_cache_version} {side} {image_set.cache_variant}".rstrip())
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
     name = f"{image_set.cache_name}-{image_set.cache_variant}".rstrip("-")
     path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
@@ -176,13 +175,16 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
             return pixels.transpose(2, 0, 1)
         return 255 - pixels[None] if image_set.is_ink else pixels[None]
 
+    pictures_per_block = 256  # how many pictures are decoded before they are written together
+    max_decode_threads = 8  # at most this many threads decode pictures
+
     def decode_blocks() -> Iterator[np.ndarray]:
-        threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
+        threads = min(max_decode_threads, os.cpu_count() or 1)
         with reading.item_progress_bar(len(pictures), "picture", shown=True) as bar:
-            for start in range(0, len(pictures), PICTURES_PER_BLOCK):
-                block = pictures[start : start + PICTURES_PER_BLOCK]
+            for start in range(0, len(pictures), pictures_per_block):
+                block = pictures[start : start + pictures_per_block]
                 yield np.stack(list(reading.map_in_threads(decode, block, threads)))
-                bar.update(min(PICTURES_PER_BLOCK, len(pictures) - start))
+                bar.update(min(pictures_per_block, len(pictures) - start))
 
     more = {"stamp": np.array(stamp), "y": data.y.numpy(), "names": np.array(data.class_names)}
     more["sides"] = np.array(data.sides or (), str)
@@ -196,7 +198,7 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
         if cached is not None:
             return cached
     rows = np.empty((len(pictures), *shape), np.uint8)
-    for start, block in zip(range(0, len(pictures), PICTURES_PER_BLOCK), decode_blocks(), strict=True):
+    for start, block in zip(range(0, len(pictures), pictures_per_block), decode_blocks(), strict=True):
         rows[start : start + len(block)] = block
     return data._replace(x=torch.from_numpy(rows).flatten(1))
 

@@ -24,9 +24,6 @@ from protonet.embeddings.pictures.reading import item_progress_bar, raise_unread
 from protonet.errors import raise_input_error
 from protonet.views.config import UntrustedComponent, raise_unless
 
-#: Number of digests in one SQL query, since older versions of SQLite limit the number of variables in a statement.
-DIGESTS_PER_SQL_QUERY = 500
-
 
 class EmbeddingCache:
     """A cache of embeddings in an SQLite file, by the SHA-256 of the embedded text or picture.
@@ -74,9 +71,12 @@ class EmbeddingCache:
         keys = list(dict.fromkeys(digests))
         if self.connection is None:
             return embeddings
+        # Number of digests in one SQL query, since older versions of SQLite limit the number of variables in a
+        # statement.
+        digests_per_sql_query = 500
         with self._handle_errors():
-            for first in range(0, len(keys), DIGESTS_PER_SQL_QUERY):
-                batch = keys[first : first + DIGESTS_PER_SQL_QUERY]
+            for first in range(0, len(keys), digests_per_sql_query):
+                batch = keys[first : first + digests_per_sql_query]
                 query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
                 for key, content in self.connection.execute(query, batch):
                     if len(content) == 4 * width:
@@ -151,17 +151,17 @@ class PretrainedEncoder:
     """A pretrained encoder: a loaded network that embeds texts or pictures."""
 
     record: EncoderRecord  #: The properties that identify the network.
-    #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute_embeddings: Callable[[Sequence[Any]], np.ndarray]
+    """Function that maps texts, or paths of pictures, to embeddings (n, width) float32."""
     cache_folder: Path | None = None  #: The folder of cached embeddings; None for the default folder.
     user_path: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
-    #: For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
-    #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
+    """For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
+    pictures. None for other networks."""
     use_cache: bool = True  #: Whether embeddings are cached; False for items that clients of a server send.
-    #: Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
-    #: vocabulary is not accessible.
     detect_known_words: Callable[[Sequence[str]], np.ndarray] | None = None
+    """Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
+    vocabulary is not accessible."""
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:
         """Compute a mask (n,) bool of the texts with words in the network's vocabulary.

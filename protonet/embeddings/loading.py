@@ -35,8 +35,6 @@ ENCODER_VARIABLE = "PROTONET_REPRESENTATION"
 SENTENCE_TRANSFORMERS = "sentence_transformers"
 #: CLIP's prompt, with which networks that embed pictures and texts jointly embed class names.
 CLIP_PROMPT = "a photo of a {}."
-#: Number of pictures that a network of timm, torchvision or open_clip embeds at once.
-PICTURES_PER_BATCH = 32
 
 
 class EncoderObject(Protocol):
@@ -312,10 +310,13 @@ def _load_library_encoder(name: str) -> PretrainedEncoder:
     """Load a picture encoder from timm, torchvision or open_clip."""
     extractor = load_extractor(name)
 
+    # Number of pictures that a network of timm, torchvision or open_clip embeds at once.
+    pictures_per_batch = 32
+
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
         batches = []
-        for first in range(0, len(paths), PICTURES_PER_BATCH):
-            images = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
+        for first in range(0, len(paths), pictures_per_batch):
+            images = [open_rgb(path, extractor.min_side) for path in paths[first : first + pictures_per_batch]]
             batches.append(extractor.embed(torch.stack([extractor.preprocess(image) for image in images])).numpy())
         return np.concatenate(batches)
 

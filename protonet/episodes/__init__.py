@@ -2,7 +2,8 @@
 
 Packages, which import earlier packages only: `samplers` sample episodes and gather their rows; `networks`
 embed rows; `methods` classify queries; `features` loads data sets and embeds pictures; `evaluation` scores methods;
-`paper` writes the tables and figures of a paper; `training` meta-trains encoders. `arguments` parses command lines.
+`paper` writes the tables and figures of a paper; `training` meta-trains encoders. `settings` declares the settings
+of evaluations and of meta-training, and `options` those of the command lines.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from protonet.episodes.samplers.batch import Episodes
     from protonet.episodes.samplers.config import EpisodeConfig
     from protonet.episodes.samplers.fixed_split import FixedSplit
+    from protonet.episodes.settings import EvaluationSettings
     from protonet.sampling import index_classes
 
 __all__ = [
     "EpisodeConfig",
     "Episodes",
     "Evaluation",
+    "EvaluationSettings",
     "FixedSplit",
     "SearchSpace",
     "choose_methods",
@@ -42,6 +45,7 @@ __all__ = [
 _EPISODES_EXPORTS = {
     "Episodes": "episodes.samplers.batch",
     "Evaluation": "episodes.evaluation.statistics",
+    "EvaluationSettings": "episodes.settings",
     "FixedSplit": "episodes.samplers.fixed_split",
     "EpisodeConfig": "episodes.samplers.config",
     "SearchSpace": "episodes.methods.keywords",

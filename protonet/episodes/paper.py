@@ -6,8 +6,8 @@ of shots together, it writes tables in Markdown and LaTeX, a figure, and an appe
 
 from __future__ import annotations
 
-import argparse
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,43 +17,38 @@ from pathlib import Path
 from protonet._io import write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation import report, statistics
-from protonet.episodes.evaluation.prepare import EvaluationPlan
-from protonet.episodes.evaluation.several import make_episode_config, run_suite
+from protonet.episodes.evaluation.prepare import EvaluationPlan, make_plan
+from protonet.episodes.evaluation.several import run_suite
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_method_grid
 from protonet.episodes.methods.keywords import parse_source_section
+from protonet.episodes.names import EVALUATE_PROG
+from protonet.episodes.options import PaperOptions
+from protonet.episodes.settings import EvaluationSettings
+from protonet.errors import renamed_arguments
+from protonet.ui.options import name_options_in_errors
 from protonet.ui.text import format_table
 
 
-def run_paper(options: argparse.Namespace) -> None:
+def run_paper(options: PaperOptions) -> None:
     """Run the command ``paper``: evaluate methods, and write tables, figure and appendix for a paper."""
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_method_grid(options.own, "own"), *(choose_method_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].method_key, keywords={})
-    tuned = [grid for grid in grids if len(grid) > 1]
-    fixed = [grid[0] for grid in grids if len(grid) == 1]
     plans = [
-        EvaluationPlan(
-            dataset=options.dataset,
-            image_size=options.image_size,
-            split_seed=options.split_seed,
-            encoder=options.encoder,
-            normalize=options.normalize,
-            base=options.base,
-            methods=fixed,
-            tuning_grids=tuned,
+        replace(
+            make_plan(settings),
+            methods=[grid[0] for grid in grids if len(grid) == 1],
+            tuning_grids=[grid for grid in grids if len(grid) > 1],
             reference_method=new_method,
-            sampler=make_episode_config(options, shot),
-            n_episodes=options.episodes,
-            seed=options.seed,
-            device=options.device,
-            save_predictions=True,
         )
-        for shot in options.shots
+        for settings in options.list_evaluations()
     ]
-    folder = options.output
-    paper = PaperWriter(folder, options.command, grids)
-    run_suite(plans, paper.write, state=folder / "state.npz", resume=True, output_folder=folder)
+    folder, command_line = options.output, shlex.join(["python", "-m", EVALUATE_PROG, "paper", *options.words])
+    paper = PaperWriter(folder, command_line, grids)
+    # `paper` has no such options, and its evaluations have options that it lacks.
+    with name_options_in_errors(EvaluationSettings), renamed_arguments(tune="own", state="output", resume="output"):
+        run_suite(plans, paper.write, state=folder / "state.npz", resume=True, output_folder=folder)
 
 
 @dataclass(frozen=True)
@@ -137,15 +132,16 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
 
 def _describe_data(plan: EvaluationPlan, evaluation: statistics.Evaluation) -> str:
     """Describe the data set for the appendix: rows, classes, split, hash, encoder and normalisation."""
-    data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
+    settings = plan.settings
+    data = load_source(plan.dataset_name, split_seed=settings.split_seed, image_size=settings.image_size)
     sides = Counter(data.sides or ())
     split = ", ".join(f"{sides[side]} {side}" for side in SPLIT_SIDES if sides[side]) or "without a split"
-    drawn = "" if plan.split_seed is None else f", drawn by seed {plan.split_seed}"
-    text = f"{plan.dataset}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
+    drawn = "" if settings.split_seed is None else f", drawn by seed {settings.split_seed}"
+    text = f"{plan.dataset_name}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
     text += f"{split}{drawn}. SHA-256 of the evaluated rows, class by class: {evaluation.data_hash}."
-    text += "" if plan.encoder is None else f" Embedded by {plan.encoder}."
-    text += "" if plan.base is None else f" Base classes are those of {plan.base}."
-    return text + ("" if plan.normalize == "none" else f" All rows were normalized by {plan.normalize}.")
+    text += "" if settings.encoder is None else f" Embedded by {settings.encoder}."
+    text += "" if settings.base is None else f" Base classes are those of {settings.base}."
+    return text + ("" if settings.normalize == "none" else f" All rows were normalized by {settings.normalize}.")
 
 
 def rename_methods(summary: statistics.EvaluationSummary, keys: Mapping[str, str]) -> statistics.EvaluationSummary:

@@ -18,7 +18,7 @@ PLUGIN_PATTERN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
 def load_plugin(argument: str, key: str, description: str) -> tuple[Callable[..., Any], str]:
-    """Load a function from a user's Python file, by running the file.
+    """Load a function from a user's Python file, by running the file unless it was run before.
 
     ``key`` is the plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN_PATTERN``. Returns the function; and the text
     "sha256 " with the SHA-256 of the file. An InputError is raised if there is no such file or function, if the file
@@ -31,15 +31,18 @@ def load_plugin(argument: str, key: str, description: str) -> tuple[Callable[...
     if not path.is_file():
         raise_input_error(argument, "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    name = f"_protonet_plugin_{digest[:16]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look it up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise wrap_plugin_error(error, argument, "be in a file that runs", key) from error
+    name = f"_protonet_plugin_{hashlib.sha256(f'{path.resolve()} {digest}'.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:  # a file runs once, as an import does, though several evaluations name it
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look it up
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise wrap_plugin_error(error, argument, "be in a file that runs", key) from error
+    module = sys.modules[name]
     if not hasattr(module, function):
         # Functions that the file defines, not functions that it imports.
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]

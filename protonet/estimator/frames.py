@@ -17,7 +17,8 @@ from protonet._text import to_printable
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.parsing import parse_plain_number, replace_missing_cells
+from protonet.tables.columns.parsing import replace_missing_cells
+from protonet.tables.columns.quantities import parse_plain_number
 from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.formats import DEFAULT_ROW_FORMAT, arrow_to_numpy, make_text_array, to_native_dtype
 from protonet.tables.table import RowBlock, Table

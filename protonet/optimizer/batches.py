@@ -250,6 +250,8 @@ class ParameterBatch:
         square = self.exp_avg_sq.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         direction = torch.lerp(rotated, mean, beta1, out=self.direction)
         if self.is_embedding:
+            # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
+            # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
             sums = rotated.square().sum(2)  # (slices, rows); rows without a gradient have 0
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
             frequencies = [EMBEDDING.pseudo_gradient_frequency * correction for correction in corrections]
@@ -289,6 +291,9 @@ class ParameterBatch:
         weight_decay = float(group["weight_decay"]) * (EMBEDDING.weight_decay_factor if self.is_embedding else 1.0)
         if not weight_decay:
             return
+        # A decay in proportion to the step pulls each weight off the minimum as long as steps last. Steps along
+        # eigenvectors have equal length, so the pull exceeds small slopes. Few rows need decay while steps are long,
+        # and the square keeps it there (docs/decisions/optimizer-decay.md).
         for p, step in zip(parameters, steps, strict=True):
             if p.ndim > 1:
                 p.mul_(1 - step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay)

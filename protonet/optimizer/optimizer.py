@@ -132,6 +132,7 @@ class CustomOptimizer(torch.optim.Optimizer):
             run = OptimizerRun(**group["run"])
             run.total_steps = run.total_steps if total_steps is None else total_steps
             self.stepper, self._entries = Stepper(run, sharded=self.stepper.sharded), []
+        # A copy, to notice at the next step that the entry was replaced.
         self._saved_run = {**vars(self.stepper.runs[0])}
         group["run"] = {**self._saved_run}
 

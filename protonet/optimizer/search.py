@@ -48,6 +48,7 @@ class OptimizerRun:
         rising = factor > self.max_lr_factor > 0
         self._set_scheduler_factor(factor, lr)
         downhill = -slope / length if length else 0.0
+        # The first step has no slope, and neither has a gradient that is 0.
         if downhill == 0 or not math.isfinite(downhill):
             return
         unit, reduced = lr * (self.max_lr_factor or 1.0), factor / (self.max_lr_factor or 1.0)
@@ -58,14 +59,16 @@ class OptimizerRun:
         self.trend = STEP_SIZE.trend_decay * last_trend + (1 - STEP_SIZE.trend_decay) * evidence
         if self.rate_after_search:
             self.n_sign_changes += (last_trend > 0) != (self.trend > 0)
+            # Gain and fall are set for ``reference_steps``; both are lower in longer runs.
             stretch = max(1.0, (self.total_steps or 0) / STEP_SIZE.reference_steps)
+            # Slopes would raise the rate by as much as a scheduler reduces it.
             trust = max(0.0, 1 - (1 - reduced) / STEP_SIZE.max_scheduler_reduction)
             gain = min(
                 STEP_SIZE.slope_gain / stretch, STEP_SIZE.late_slope_gain / self.n_slopes
             ) + STEP_SIZE.sign_change_gain / (1 + self.n_sign_changes)
             late_fall = trust * STEP_SIZE.late_log_rate_decay + (1 - trust) * STEP_SIZE.scheduled_log_rate_decay
             fall = min(STEP_SIZE.log_rate_decay / stretch, late_fall / self.n_slopes)
-            # No slope takes the rate below it.
+            # No slope takes the rate below it; it is higher on longer runs (docs/decisions/optimizer-decay.md).
             min_rate = min(self.rate_after_search, math.sqrt(stretch) / self.n_slopes / unit)
             self.rate = max(min_rate, self.rate * math.exp(trust * gain * evidence - fall))
         elif self.trend < (

@@ -41,7 +41,7 @@ class Stepper:
         bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
         if self.sharded:
             bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
-        if bad:
+        if bad:  # a value that is not finite would stay in moments and bases
             for run in bad:
                 self.runs[run].n_skipped += 1
             gradients = {index: gradient for index, gradient in gradients.items() if index % len(self.runs) not in bad}
@@ -62,6 +62,7 @@ class Stepper:
         batches, self.batches = self.batches, []
         for batch in batches:
             members = alike.get(self._get_kind(batch.slice_ids[0], batch.get_state(0)))
+            # A batch that cannot take a second slice stays as it is, which saves a copy.
             if members is None or 2 * batch.exp_avg[0].numel() > STEP_CONFIG.max_batch_elements:
                 self.batches.append(batch)
             else:

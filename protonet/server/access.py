@@ -32,11 +32,11 @@ class AccessPolicy:
     allowed_origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
     access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
     is_token_printed: bool = False  #: Whether the printed address has the token, because the token is random.
-    #: Seconds after SIGTERM in which connections are accepted, while ``/readyz`` answers 503.
     drain_seconds: float = 0.0
+    """Seconds after SIGTERM in which connections are accepted, while ``/readyz`` answers 503."""
     n_active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
-    #: Functions that end the requests that are being answered with an error, given its message.
     running_requests: set[Callable[[str], None]] = field(default_factory=set, init=False)
+    """Functions that end the requests that are being answered with an error, given its message."""
     is_stopping: bool = field(default=False, init=False)  #: Whether the server is about to stop, and thus not ready.
     is_closing: bool = field(default=False, init=False)  #: Whether it also closes each connection after the response.
 

@@ -83,8 +83,8 @@ class RequestBatcher:
     n_batches: int = 0  #: Number of batches so far.
     _new_requests: deque[PendingRequest] = field(default_factory=deque)
     _begun_requests: deque[PendingRequest] = field(default_factory=deque)
-    #: Seconds per row in the last batch of each network.
     _seconds_per_row: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
+    """Seconds per row in the last batch of each network."""
     _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 

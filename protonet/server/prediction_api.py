@@ -44,8 +44,6 @@ from protonet.ui.text import format_csv
 ParsedT = TypeVar("ParsedT")
 #: The version of each model in KServe's protocol: the file that was loaded last.
 MODEL_VERSION = "1"
-#: Number of seconds between two checks whether model files were replaced.
-RELOAD_CHECK_SECONDS = 0.25
 
 
 @dataclass
@@ -101,8 +99,11 @@ def reload_in_background(models: Sequence[ReloadableModel]) -> Iterator[None]:
     """Check in a thread whether model files were replaced, and reload them, until the context is left."""
     stopped = Event()
 
+    # Number of seconds between two checks whether model files were replaced.
+    reload_check_seconds = 0.25
+
     def check_files() -> None:
-        while not stopped.wait(RELOAD_CHECK_SECONDS):
+        while not stopped.wait(reload_check_seconds):
             for model in models:
                 model.reload_if_replaced()
 

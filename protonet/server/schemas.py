@@ -26,8 +26,8 @@ class PredictQuery(
     """Query parameters of a request for predictions."""
 
     return_probabilities: Literal[0, 1] = 0  #: 1 to return the probabilities of all classes.
-    #: Fraction of rows of known classes that may be rejected as unknown; UNSET to reject no row.
     false_rejection_rate: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
+    """Fraction of rows of known classes that may be rejected as unknown; UNSET to reject no row."""
     token: str = ""  #: The access token, if it is not in a header.
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from lzma import LZMAError
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from zipfile import ZipFile
 
 from protonet._text import plural
@@ -43,6 +43,28 @@ def check_workbook_parts(file: BinaryIO) -> None:
         if n_sheets > max_sheets or longest > max_format:
             must = f"have at most {max_sheets:,} sheets, and number formats of at most 255 characters"
             raise_input_error("path", must, "more", "Save the sheet as CSV.")
+
+
+def iterate_shown_rows(sheet: Any) -> Iterator[tuple[object, ...]]:
+    """Yield the cells of each row of a sheet of openpyxl as Excel shows them: percentages, and codes such as 00123."""
+    from openpyxl.styles.numbers import BUILTIN_FORMATS  # noqa: PLC0415 - optional
+
+    custom = dict(enumerate(sheet.parent._number_formats, 164))  # Excel numbers its own formats up to 163
+    codes = {style.numFmtId: (BUILTIN_FORMATS | custom).get(style.numFmtId, "") for style in sheet.parent._cell_styles}
+    percents = {number for number, code in codes.items() if "%" in code}
+    widths = {number: len(code) for number, code in codes.items() if re.fullmatch("00+", code)}
+    if not percents and not widths:  # most workbooks; values alone are read faster
+        yield from sheet.iter_rows(values_only=True)
+        return
+
+    def show(cell: Any) -> object:
+        value, number = cell.value, getattr(cell, "style_array", None) and cell.style_array.numFmtId
+        if type(value) not in {int, float} or (number not in percents and number not in widths):
+            return value
+        return f"{100 * value:.12g}%" if number in percents else f"{value:0{widths[number]}.0f}"
+
+    for row in sheet.iter_rows():
+        yield tuple(map(show, row))
 
 
 def read_excel_rows(rows: Iterable[tuple[object, ...]], max_cells: int) -> list[Sequence[object]]:

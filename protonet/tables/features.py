@@ -14,12 +14,13 @@ from protonet._text import shorten_list, to_printable
 from protonet.embeddings.loading import EncoderName, SelectedEncoders, describe_encoder, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
-from protonet.tables.columns import parsing
+from protonet.tables.columns import parsing, quantities
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import (
     Encoding,
     InferredType,
+    drop_names,
     fit_column_as,
     infer_column_type,
     is_free_text,
@@ -143,9 +144,9 @@ def fit_columns(
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)
     first_order = (
-        (parsing.FORMATS_DECIMAL_COMMA_FIRST if decimal else parsing.SEMICOLON_FILE_FORMATS)
+        (quantities.FORMATS_DECIMAL_COMMA_FIRST if decimal else quantities.SEMICOLON_FILE_FORMATS)
         if prefer_comma
-        else parsing.FORMATS_DECIMAL_POINT_FIRST
+        else quantities.FORMATS_DECIMAL_POINT_FIRST
     )
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
@@ -167,6 +168,7 @@ def fit_columns(
             text = Text.fit(columns[name])
             if text.feature_name_suffixes or selection.text_encoder_name is not None:
                 inferred[name] = InferredType(text, is_text=True)
+    inferred = drop_names(inferred, columns, column_types)
     return _fit_text_and_picture_columns(inferred, columns, selection)
 
 

@@ -27,6 +27,7 @@ from protonet.tables.excel import (
     check_workbook_parts,
     fill_merged_cells,
     has_content,
+    iterate_shown_rows,
     read_excel_rows,
 )
 
@@ -397,7 +398,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
                 with sheets[title]._get_source() as source:  # openpyxl reads merged cells with all styles only: slow
                     xml = source.read()
                 max_cells = max(2**20, 4 * len(xml))  # a filled cell takes 30 bytes
-                lines = read_excel_rows(sheets[title].iter_rows(values_only=True), max_cells)
+                lines = read_excel_rows(iterate_shown_rows(sheets[title]), max_cells)
                 notes += fill_merged_cells(lines, xml, max_cells)
                 if n_formulas := len(FORMULA_WITHOUT_VALUE.findall(xml)):
                     notes.append(f"{plural(n_formulas, 'formula')} without a value: save the workbook in a spreadsheet")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.tables.columns import parsing
+from protonet.tables.columns import parsing, quantities
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.units import is_known_unit, split_unit
@@ -58,8 +58,8 @@ def choose_numeric_format_order(
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     texts = [_list_distinct_cells(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
-    separators = set[str]().union(*map(parsing.detect_decimal_separators, texts))
-    return parsing.FORMATS_DECIMAL_POINT_FIRST if separators == {"point"} else parsing.FORMATS_DECIMAL_COMMA_FIRST
+    separators = set[str]().union(*map(quantities.detect_decimal_separators, texts))
+    return quantities.FORMATS_DECIMAL_POINT_FIRST if separators == {"point"} else quantities.FORMATS_DECIMAL_COMMA_FIRST
 
 
 def describe_numeric_formats(
@@ -79,11 +79,11 @@ def describe_numeric_formats(
     for name, column in numeric.items():
         cells = _list_distinct_cells(columns[name]) if columns[name].dtype.kind == "O" else []
         marks = meanings.get(column.format, {})
-        if ambiguous_points and column.format == "plain" and parsing.have_ambiguous_points(cells):
+        if ambiguous_points and column.format == "plain" and quantities.have_ambiguous_points(cells):
             marks = {".": "a decimal point"}
         for mark, meaning in marks.items():
             cell = next((cell for cell in cells if mark in cell), "")
-            if not math.isnan(value := parsing.parse_numeric(cell, column.format)):
+            if not math.isnan(value := quantities.parse_numeric(cell, column.format)):
                 names.setdefault(meaning, []).append(to_printable(name))
                 option = "" if column.format == "duration" else "; `decimal_mark` changes it"
                 examples.setdefault(meaning, f"{cell!r} is {value:.10g}{option}")
@@ -103,13 +103,13 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
         numeric_cells = [
             cell
             for cell in distinct
-            if not all(math.isnan(parsing.parse_numeric(cell, mark)) for mark in DECIMAL_MARK_FORMATS)
+            if not all(math.isnan(quantities.parse_numeric(cell, mark)) for mark in DECIMAL_MARK_FORMATS)
         ]
         units = sorted({split_unit(cell)[1] for cell in numeric_cells} - {""})
         if (
             1 < len(units) <= MAX_MIXED_UNITS
             and all(map(is_known_unit, units))
-            and len(numeric_cells) >= parsing.MIN_PARSED_FRACTION * len(distinct)
+            and len(numeric_cells) >= quantities.MIN_PARSED_FRACTION * len(distinct)
         ):
             named = f"{to_printable(name)} has numbers in several units ({', '.join(map(to_printable, units))})"
             notes.append(f"warning: {named}: they are not read as numbers; convert them to one unit")
@@ -126,7 +126,7 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
         if columns[name].dtype.kind != "O" or "%" not in "".join(columns[name]):  # fast exit for most columns
             continue
         counts = Counter(columns[name].tolist())
-        values = {cell: parsing.parse_numeric(cell, column.format) for cell in list(counts)[:MAX_EXAMINED_CELLS]}
+        values = {cell: quantities.parse_numeric(cell, column.format) for cell in list(counts)[:MAX_EXAMINED_CELLS]}
         numeric_cells = [cell for cell, value in values.items() if not math.isnan(value)]
         units = {cell: split_unit(cell)[1] for cell in numeric_cells}
         percentages = [cell for cell in numeric_cells if units[cell] == "%"]
@@ -152,9 +152,9 @@ def detect_numeric_conversion(
     has_commas = any("," in cell for _, cells in texts.values() for cell in cells)
     if decimal is None and not has_commas and "comma" not in fitted:  # fast exit for most tables
         with_points = [cell for _, cells in texts.values() for cell in cells if "." in cell]
-        if not with_points or any(math.isnan(parsing.parse_numeric(cell, "comma")) for cell in with_points):
+        if not with_points or any(math.isnan(quantities.parse_numeric(cell, "comma")) for cell in with_points):
             return NumericConversion()
-    separators = {index: parsing.detect_decimal_separators(cells) for index, (_, cells) in texts.items()}
+    separators = {index: quantities.detect_decimal_separators(cells) for index, (_, cells) in texts.items()}
     certain = set[str]().union(*separators.values())
     table_format = FORMAT_OF_DECIMAL_MARK[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
@@ -185,15 +185,15 @@ def _list_distinct_cells(cells: np.ndarray) -> list[str]:
 
 def _is_read_differently(cell: str, numeric_format: str, fitted: Numeric) -> bool:
     """Test whether a cell is a number in one format and the fitted unit, but not the same number to the column."""
-    value = parsing.parse_numeric(cell, numeric_format, fitted.unit or None)
-    return math.isfinite(value) and value != parsing.parse_numeric(cell, fitted.format)
+    value = quantities.parse_numeric(cell, numeric_format, fitted.unit or None)
+    return math.isfinite(value) and value != quantities.parse_numeric(cell, fitted.format)
 
 
 def _log10_distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
     """Compute the mean difference of log10 of numbers, read in this format, from training; inf without numbers."""
     distances = []
     for column, cells in texts:
-        numeric = np.array([parsing.parse_numeric(cell, numeric_format) for cell in cells])
+        numeric = np.array([quantities.parse_numeric(cell, numeric_format) for cell in cells])
         numeric = numeric[np.isfinite(numeric)]
         if len(numeric):
             magnitude, fitted = math.sqrt(float(np.square(numeric).mean())), math.hypot(column.mean, column.scale)
@@ -206,6 +206,6 @@ def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted: Numeric) ->
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
         if _is_read_differently(cell, numeric_format, fitted):
-            text, unit = repr(parsing.parse_numeric(cell, numeric_format)), split_unit(cell)[1]
+            text, unit = repr(quantities.parse_numeric(cell, numeric_format)), split_unit(cell)[1]
             converted[cell] = f"{text.replace('.', ',') if fitted.format == 'comma' else text} {unit}".rstrip()
     return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)

@@ -15,7 +15,8 @@ import numpy as np
 from protonet._text import plural, shorten_list, to_printable
 from protonet.errors import raise_input_error
 from protonet.tables import formats
-from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing_cells
+from protonet.tables.columns.parsing import format_cells, is_missing, replace_missing_cells
+from protonet.tables.columns.quantities import parse_formatted_number
 from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS, is_decimal_number
 
 #: Common names of columns of labels, in lower case.

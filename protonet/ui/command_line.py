@@ -194,13 +194,13 @@ def parse_integer(argument: str, text: str, *, low: int) -> int:
     return raise_input_error(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
 
 
-def parse_finite_number(argument: str, text: str, *, low: float) -> float:
-    """Parse a finite number > ``low``; raise an InputError, which names ``argument``, for other texts."""
+def parse_number(argument: str, text: str, *, low: float, strict: bool = False, example: float = 0.01) -> float:
+    """Parse a finite number >= ``low``, > ``low`` if ``strict``; the error for other texts has an ``example``."""
     with suppress(ValueError):
-        if low < (value := float(text)) < math.inf:
+        if low <= (value := float(text)) < math.inf and not (strict and value == low):
             return value
-    remedy = f"Pass a number such as {low + 10:g}."
-    return raise_input_error(argument, f"be a finite number > {low:g}", repr(text), remedy)
+    bounds = f"be a finite number {'>' if strict else '>='} {low:g}"
+    return raise_input_error(argument, bounds, repr(text), f"Pass a number such as {example:g}.")
 
 
 def check_known_name(argument: str, name: str, known_names: Collection[str]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from analysis.__main__ import STUDIES, main
 from analysis.shared import runner
 from analysis.shared.tables import format_mean, mean_and_error, paired_differences
+from protonet.ui.options import get_option_name, list_options, option
 from solution.pack import ROOT
 from tests.analysis import conftest
 from tests.analysis.conftest import LESS, SMALL, Made, load_study
@@ -46,8 +47,6 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     study = load_study(name)
     text = inspect.getdoc(study)
     assert text
-    parser = runner.StudyParser(f"analysis {name}", text)
-    study.add_options(parser)
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     output = capsys.readouterr().out
@@ -55,10 +54,11 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     assert " ".join(text.split()) in " ".join(output.split())
     needed = ["x"] * (name == "pretrained")
     needed += ["--optimizer", "x"] * (name in {"optimizer-bench", "optimizer-time"})
-    for option in ("--unknown", *parser._checks):
-        assert main([name, *needed, option, "?"]) == 2
+    checked = [field for field in list_options(study.Options) if field.metadata.get("parse")]
+    for word in ("--unknown", *map(get_option_name, checked)):
+        assert main([name, *needed, word, "?"]) == 2
         captured = capsys.readouterr()
-        message = "unknown option: --unknown" if option == "--unknown" else f"`{option}` must "
+        message = "unknown option: --unknown" if word == "--unknown" else f"`{word}` must "
         assert captured.err.startswith(f"analysis {name}: {message}")
         assert captured.err.count("\n") == 1
         assert not captured.out
@@ -108,16 +108,15 @@ def test_the_command_of_a_report_makes_it_again_and_nothing_twice(
 class Squares:
     """Squares of numbers."""
 
-    @staticmethod
-    def add_options(parser: runner.StudyParser) -> None:
-        parser.add_argument("--peers", action="store_true")
-        parser.add_argument("--jobs")
-        parser.add_int_option("--most", 3, "the largest")
-        parser.add_names_option("--names", ["a", "b"])
-        parser.add_state_options()
+    @dataclass(frozen=True, kw_only=True)
+    class Options(runner.JournalOptions):
+        peers: bool = option("others", False)
+        jobs: int = runner.int_option("processes", 1)
+        most: int = runner.int_option("the largest", 3)
+        names: Sequence[str] | None = runner.names_option(["a", "b"])
 
     @staticmethod
-    def run(options: argparse.Namespace) -> runner.StudyReport:
+    def run(options: Options) -> runner.StudyReport:
         return runner.StudyReport([n**2 for n in range(options.most)], f"squares of {options.names}\n")
 
 
@@ -127,7 +126,7 @@ def test_the_reported_command_has_no_paths_of_this_machine(
     monkeypatch.chdir(tmp_path)
     Path("s").touch()
     outputs = ["--json", "a.json", "--markdown", "a.md", "--state", "s", "--jobs", "8"]
-    words = ["--peers", "--most", "4", "--names", "b,a,b", "--fresh"]
+    words = ["--fresh", "--peers", "--most", "4", "--names", "b,a,b"]
     runner.run_study("analysis squares", Squares, [*words, *outputs])  # type: ignore[arg-type]
     assert json.loads(Path("a.json").read_text()) == [0, 1, 4, 9]
     printed = capsys.readouterr().out

@@ -15,7 +15,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ from sklearn.datasets import load_wine
 from protonet import __main__ as library
 from protonet.commands import arguments as commands
 from protonet.episodes import __main__ as episodes
-from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_paper_parser, make_train_parser
+from protonet.episodes.options import COMMANDS as COMMANDS_OF_EPISODES
+from protonet.episodes.options import make_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.outputs import NAMES, PAGES, ROOT, is_same, read_blocks, read_commands, read_extras
@@ -204,7 +204,8 @@ def test_the_commands_of_meta_training_run(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_data(work / "tiny.npz")
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=10, n_maml_episodes=2))
+    monkeypatch.setattr(tasks, "N_VALIDATION_EPISODES", 10)
+    monkeypatch.setattr(tasks, "N_MAML_VALIDATION_EPISODES", 2)
     baseline = ("protonet", tasks.ValidationScore(0, 0.0, 0.0))  # encoders of one step are worse than raw features
     monkeypatch.setattr("protonet.episodes.training.train.score_best_raw_method", lambda *_: baseline)
     (block,) = (b for b in read_blocks("docs/how-to/meta-training.md") if "--objective maml" in b.text)
@@ -254,16 +255,9 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
         case ["python", "-m", "protonet", *words]:
             assert not words or words[0] in commands.COMMANDS
             check_options("protonet", words[:1] if len(words) == 1 else words)
-        case ["python", "-m", "protonet.episodes", "train", *words]:
-            make_train_parser().parse_args(words)
-        case ["python", "-m", "protonet.episodes", "paper", *words]:
-            make_paper_parser().parse_args(words)
-        case ["python", "-m", "protonet.episodes", "extract", *words]:
-            make_extract_parser().parse_args(words)
-        case ["python", "-m", "protonet.episodes", "compare", *words]:
-            make_compare_parser().parse_args(words)
         case ["python", "-m", "protonet.episodes", *words] | ["torchrun", _, _, "-m", "protonet.episodes", *words]:
-            episodes.make_parser().parse_args(words)
+            subcommand = words.pop(0) if words and words[0] in COMMANDS_OF_EPISODES else ""
+            make_parser(subcommand).parse_args(words)
         case ["python", "-m", "solution.pack" | "analysis" as module, *words]:
             check_options(module, words)
         case _:

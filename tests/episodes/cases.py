@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from protonet.datasets import Dataset
 from protonet.episodes.__main__ import main
 from protonet.episodes.methods import METHODS, MethodInput
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.samplers.batch import (
     BaseClasses,
@@ -27,6 +26,7 @@ from protonet.episodes.samplers.batch import (
     make_row_reader,
     summarize_base_classes,
 )
+from protonet.episodes.settings import TrainingPlan
 from protonet.sampling import index_classes
 
 TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" in spec.needs}

@@ -74,14 +74,14 @@ def test_errors(command: Command, folder: Path) -> None:
         ("--way x", "`--way` must be a whole number >= 2; got 'x'"),
         ("--way 9-5", "`--way` must be a number or a span such as 5-20; got '9-5'"),
         ("--imbalance nan", "`--imbalance` must be a finite number > 0"),
-        ("--side test", "argument --side: invalid choice"),
+        ("--side test", "`--side` must be one of novel, validation, base, all; got 'test'"),
         ("--dataset glyhps", "got 'glyhps'. Did you mean glyphs?"),
         ("--dataset nan.npz", "NaN or infinity in 2 of 20 rows: 3, 7"),
-        ("--json x.npz", "`--json` must be another file than what is read"),
+        ("--json x.npz", "`--json` must be another file than the inputs"),
         ("--split-seed 1", "`--split-seed` must be left out for data that have a split by class"),
         (f"--query {'9' * 30} --allow-small", "`--query` must be a whole number in .*; got 9999"),
         ("--plot build/out.jpeg", "`--plot` must end in .png, .pdf, .svg; got build/out.jpeg"),
-        ("--resume", "`--resume` must come with the file to continue; got no --state"),
+        ("--resume", "`--resume` must come with the file to continue; got no `--state`"),
         ("--frobnicate", "unknown option: --frobnicate"),
     ):
         command.refuses(message, FEW, "--method protonet", arguments)

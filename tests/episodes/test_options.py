@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +108,7 @@ def test_errors(command: Command) -> None:
             "`--tune` must find 4 validation classes, .*; got 3. Pass `--way` 3, or use data",
         ),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
-        ("--base x.npz", "`--base` must be another data set than --dataset"),
+        ("--base x.npz", "`--base` must be another data set than `--dataset`"),
         ("--base wide.npz", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),
         ("--method tip-adapter", "`--method` must find texts that name the classes; got none for tip-adapter"),
         ("--method tip-adapter --texts base.npz", "must have a text of each class, by name; got none for 4"),
@@ -193,7 +192,7 @@ def test_an_encoder_embeds_base_rows_of_another_file_too(command: Command) -> No
 def test_methods_refuse_encoders_that_do_not_fit(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     save_data(Path("tiny.npz"))
     save_data(Path("other.npz"), dim=9)
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=10))
+    monkeypatch.setattr(tasks, "N_VALIDATION_EPISODES", 10)
     small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
     command(f"train --objective anil {small} -o a.safetensors")
     few = "--dataset tiny.npz --way 2 --query 3 --episodes 5"

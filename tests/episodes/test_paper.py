@@ -137,7 +137,7 @@ def test_the_appendix_describes_the_run(command: Command, folder: Path) -> None:
 def test_errors_come_before_the_work(command: Command) -> None:
     for arguments, message in [
         (f"paper mine.py:far {RUN} -o out", "must be a function of its file; got 'mine.py:far'. It has near"),
-        (f"{PAPER} --way 2-3", "`--way` must be a whole number >= 2; got '2-3'"),
+        (f"{PAPER} --way 2-3", "`--way` must be one number; got 2-3"),
         (f"{PAPER} --way 5", r"`METHOD` must find 5 validation classes, .*; got 4\. Pass `--way` 4, or use data"),
         (f"{PAPER} --shot 1,1", "`--shot` must have each value once"),
         # Each query is recorded, and so episodes have equally many: `paper` has no --allow-small.

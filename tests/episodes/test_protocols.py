@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protonet.episodes.__main__ import make_parser
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import PRESETS
+from protonet.episodes.options import make_parser
 from protonet.episodes.training.objectives import LOSS_NAMES
 from tests.episodes.cases import Command, needing
 
@@ -298,24 +298,24 @@ def test_a_preset_sets_options_and_given_options_take_precedence(command: Comman
 def test_errors(command: Command) -> None:
     split = "--test-dataset a-test.npz"
     for arguments, message in (
-        ("--way all --protocol generalized", "`--way` must be a number or a span with --protocol generalized; got all"),
+        ("--way all --protocol generalized", "`--way` must be a number or a span with `--protocol` generalized; got"),
         ("--n-effective-classes 6", r"`--n-effective-classes` must be a whole number in \[1, 5\]; got 6"),
         ("--multinomial --imbalance 2", "`--multinomial` must be left out with `--imbalance`; got `--imbalance` 2"),
-        (f"{split} --way 3 --unlabelled 2", "`--unlabelled` must be left out with --test-dataset; got 2"),
+        (f"{split} --way 3 --unlabelled 2", "`--unlabelled` must be left out with `--test-dataset`; got 2"),
         ("--test-dataset all.npz", "`--test-dataset` must share no row with all.npz; got 132"),
-        (f"{split} --query 3", "`--query` must be left out with --test-dataset; got 3"),
-        (f"{split} --protocol generalized", "`--test-dataset` must be left out with --protocol generalized"),
-        (f"{split} a-test.npz", "`--test-dataset` must be one for each --dataset, .*; got 2 for 1"),
-        (f"{split} --preset semi-supervised", "go with --test-dataset; got semi-supervised, which has --unlab"),
-        ("--hierarchy names", "`--hierarchy` must be left out with --protocol episodes; got names"),
-        ("--protocol meta-dataset --way 7", "`--way` must be left out with --protocol meta-dataset; got 7"),
+        (f"{split} --query 3", "`--query` must be left out with `--test-dataset`; got 3"),
+        (f"{split} --protocol generalized", "`--test-dataset` must be left out with `--protocol` generalized"),
+        (f"{split} a-test.npz", "`--test-dataset` must be one for each `--dataset`, .*; got 2 for 1"),
+        (f"{split} --preset semi-supervised", "go with `--test-dataset`; got semi-supervised, which has `--unlab"),
+        ("--hierarchy names", "`--hierarchy` must be left out with `--protocol` episodes; got names"),
+        ("--protocol meta-dataset --way 7", "`--way` must be left out with `--protocol` meta-dataset; got 7"),
         ("--protocol generalized --side all", "`--protocol` must find base classes, to be generalized; got none"),
         ("--protocol generalized --n-open-classes 0", "`--n-open-classes` must be left out .*; got 0"),
         ("--protocol generalized --method ridge", "`--method` must know a class by its mean, .*; got ridge"),
-        ("--protocol generalized --preset semi-supervised", "got semi-supervised, which has --unlabelled 20"),
+        ("--protocol generalized --preset semi-supervised", "got semi-supervised, which has `--unlabelled` 20"),
         ("--method semi-kmeans", "`--method` must find unlabelled rows; got none for semi-kmeans"),
         ("--shot 1,1", "`--shot` must have each value once; got '1,1'"),
-        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one --shot; got 2 evaluations"),
+        ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one `--shot`; got 2 evaluations"),
         ("--preset no", "`--preset` must be one of mini-imagenet, "),
     ):
         plain = not any(word in arguments for word in ("--query", "--test-dataset", "meta-dataset"))

@@ -352,6 +352,26 @@ def test_lists_of_numbers_in_parquet_are_columns(tmp_path: Path, width: int) -> 
         read(open_table_source(tmp_path / "odd.parquet"), 0)
 
 
+def test_excel_cells_are_read_as_they_are_shown(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    rows = [(0.125, 0.5, 7, 1.5, "a"), (0.3, 1, 123, 2, "b"), (None, 0.25, None, 3.25, "c")]
+    formats = ("0.0%", "0%", "00000", "0.00", "General")
+    book = openpyxl.Workbook()
+    book.active.append(["share", "builtin", "code", "size", "kind"])
+    for row, cells in enumerate(rows, 2):
+        for column, (cell, number_format) in enumerate(zip(cells, formats, strict=True), 1):
+            book.active.cell(row, column, cell).number_format = number_format
+    book.save(tmp_path / "shown.xlsx")
+    (chunk,) = open_table_source(tmp_path / "shown.xlsx").read_chunks(range(5))
+    assert [cells.tolist() for cells in chunk.columns] == [
+        ["12.5%", "30%", ""],
+        ["50%", "100%", "25%"],
+        ["00007", "00123", ""],
+        [1.5, 2.0, 3.25],
+        ["a", "b", "c"],
+    ]
+
+
 def write_excel(path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()

@@ -59,8 +59,8 @@ class WorkloadGroups(NamedTuple):
 
     role: str = FILE_WORKLOAD_ROLE
     family: str = FILE_WORKLOAD_ROLE
-    #: The scarce resource. In streams no row repeats; tables of vectors see few of their rows in a step.
     kind: str = FILE_WORKLOAD_ROLE
+    """The scarce resource. In streams no row repeats; tables of vectors see few of their rows in a step."""
 
 
 KIND_OF_WORKLOAD = dict.fromkeys(("recommender", "ranking", "words"), "tables") | {"heat": "streams"}

@@ -29,8 +29,6 @@ INITIAL_TEMPERATURE_MODES = {1: 1.0, 3: 0.6, 6: 0.4}
 #: Points of a batch: inside, and on each of the three sides with known values.
 N_INTERIOR_POINTS, N_BOUNDARY_POINTS = 64, 16
 BOUNDARY_LOSS_WEIGHT = 10.0
-SPRING_STIFFNESS = 0.5  #: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
-INITIAL_STATE_STD = 1.5  #: Standard deviation of the initial angles and velocities.
 #: Time step, observations per trajectory after its first state, and integration substeps.
 OBSERVATION_INTERVAL, N_OBSERVATIONS, N_SUBSTEPS = 0.6, 2, 20
 
@@ -183,12 +181,15 @@ def coupled_pendulums() -> workload.WorkloadTask:
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
+    # Stiffness of the spring between the two pendulums, whose natural frequency is 1.
+    spring_stiffness = 0.5
 
     def time_derivative(states: Tensor) -> Tensor:
         angles, rates = states.chunk(2, dim=1)  # each (n, 2)
-        return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
+        return torch.cat([rates, spring_stiffness * (angles.flip(1) - angles) - angles.sin()], 1)
 
-    first = INITIAL_STATE_STD * torch.randn(4000, 4, generator=workload.make_seed_zero_generator(), dtype=torch.float64)
+    initial_state_std = 1.5  # standard deviation of the initial angles and velocities
+    first = initial_state_std * torch.randn(4000, 4, generator=workload.make_seed_zero_generator(), dtype=torch.float64)
     substeps = N_SUBSTEPS
     path = integrate_runge_kutta(time_derivative, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
     states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)

@@ -22,11 +22,8 @@ from torch.nn import functional as F
 from analysis.optimizer_bench import workload
 
 DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
-MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
-MAX_FUNCTIONS_PER_NAME = 6  #: Maximum number of functions with one name; more frequent names are uninformative.
 N_WORD_FEATURES = 256  #: Number of features: whether a body has each of the most frequent words.
-N_SAMPLED_NEIGHBOURS = 5  #: Neighbours that are sampled for each node.
 N_HEADS, LEAKY_RELU_SLOPE = 2, 0.2  #: Number of attention heads, and slope of negative attention scores.
 #: Of the graph convolution: number of modules, the largest ones, and labelled functions of each.
 N_MODULES, N_LABELLED_PER_MODULE = 8, 6
@@ -44,7 +41,8 @@ class FunctionGraph(NamedTuple):
 
     def sample_neighbours(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
         """Sample neighbours (..., fanout) of each of the nodes (...), with replacement."""
-        shape = *nodes.shape, N_SAMPLED_NEIGHBOURS
+        n_sampled_neighbours = 5  # neighbours that are sampled for each node
+        shape = *nodes.shape, n_sampled_neighbours
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
         chosen = (uniform * self.degree[nodes][..., None]).long()
         return self.neighbours[self.first_neighbour[nodes][..., None] + chosen]
@@ -56,11 +54,12 @@ def load_function_graph() -> FunctionGraph:
     names, bodies, labels = [], [], []
     module = 0
     library = Path(sysconfig.get_path("stdlib"))
+    min_functions_per_module = 20  # smaller modules are left out
     for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
         if path.parent.name in EXCLUDED_FOLDERS:
             continue
         _, *pieces = DEFINITION_PATTERN.split(path.read_text(encoding="utf-8", errors="replace"))
-        if len(pieces) // 2 >= MIN_FUNCTIONS_PER_MODULE:
+        if len(pieces) // 2 >= min_functions_per_module:
             names += pieces[::2]
             bodies += [set(workload.WORD_PATTERN.findall(body)) for body in pieces[1::2]]
             labels += [module] * (len(pieces) // 2)
@@ -69,9 +68,11 @@ def load_function_graph() -> FunctionGraph:
     for node, name in enumerate(names):
         nodes_of[name].add(node)
     adjacent = [{node} for node in range(len(names))]
+    # Maximum number of functions with one name; more frequent names are uninformative.
+    max_functions_per_name = 6
     for node, body in enumerate(bodies):
         for word in body & nodes_of.keys():
-            if len(nodes_of[word]) <= MAX_FUNCTIONS_PER_NAME:
+            if len(nodes_of[word]) <= max_functions_per_name:
                 adjacent[node] |= nodes_of[word]
                 for other in nodes_of[word]:
                     adjacent[other].add(node)

@@ -34,11 +34,8 @@ from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
 PATCH_SIDE, VIT_WIDTH = 7, 64  #: Patch size and width of the vision transformer.
-INITIAL_WEIGHT_FACTOR = 10.0  #: Factor on torch's default initial weights.
 WRONG_LABEL_FRACTION = 0.3  #: Fraction of training labels that are replaced by another class.
-N_MOMENTS = 6  #: Number of image moments of a character.
 N_EXPERTS, LOAD_BALANCE_WEIGHT = 8, 0.01  #: Number of experts, and the weight of the load-balancing loss.
-SEQUENCE_IMAGE_SIDE = 8  #: Pixels per side of the downsampled pictures that are read pixel by pixel.
 STATE_SPACE_CHANNELS, STATES_PER_CHANNEL = 16, 8
 #: Range of the initial time steps of the channels: the state decays by exp(-STATE_SPACE_DECAY * step) per pixel.
 STATE_SPACE_STEP_RANGE, STATE_SPACE_DECAY = (0.01, 0.2), 0.5
@@ -47,11 +44,8 @@ EPISODE_SIZES = {"n_way": 20, "n_shot": 1, "n_query": 4}
 #: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
 MAX_ROTATION, MAX_ZOOM, MAX_SHIFT = math.radians(20), 0.25, 0.15
 PIXEL_NOISE_STD, CONTRASTIVE_TEMPERATURE = 0.1, 0.2  #: Standard deviation of the noise of a view; the temperature.
-LATENT_DIM = 16  #: Width of the latent of the autoencoder.
-INITIAL_OUTPUT_SCALE = 0.1  #: Factor on the outputs of a layer that preserves the scale of its inputs.
 #: Pixels per side of a tile, and range of the standard deviation of its noise, for colours in [0, 1].
 TILE_SIDE, NOISE_STD_RANGE = 12, (0.02, 0.3)
-INITIAL_FREQUENCY_STD = 16.0  #: Standard deviation of the initial frequencies, in periods per picture.
 N_FREQUENCIES, MLP_WIDTH = 48, 96
 
 
@@ -93,12 +87,13 @@ def vit_classification() -> WorkloadTask:
 @make_workload_builder
 def large_initial_weights() -> WorkloadTask:
     """Classify characters by an MLP whose initial weights, and thus its initial logits, are far too large."""
+    initial_weight_factor = 10.0  # factor on torch's default initial weights
 
     def make_model(num_classes: int) -> nn.Module:
         model = make_mlp(PIXELS_PER_IMAGE, 96, 96, num_classes)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.mul_(INITIAL_WEIGHT_FACTOR)
+                parameter.mul_(initial_weight_factor)
         return model
 
     return make_classification_task(make_model, load_ascii_glyphs(), n_validation=300, batch_size=32)
@@ -146,9 +141,11 @@ def multi_task_glyphs() -> WorkloadTask:
     shapes -= shapes.mean(0)
     guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
 
+    n_moments = 6  # number of image moments of a character
+
     def make_model() -> nn.Module:
         trunk = nn.Sequential(make_mlp(PIXELS_PER_IMAGE, 96, 48), nn.ReLU())
-        sizes = data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE
+        sizes = data.num_classes, n_moments, PIXELS_PER_IMAGE
         return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in sizes)])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -255,7 +252,9 @@ def state_space_classification() -> WorkloadTask:
         return nn.Sequential(nn.Conv1d(1, channels, 1), *layers, *pool, nn.Linear(channels, num_classes))
 
     data = load_ascii_glyphs()
-    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE)
+    # Pixels per side of the downsampled pictures that are read pixel by pixel.
+    sequence_image_side = 8
+    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), sequence_image_side)
     data = data._replace(x=x.flatten(2))  # (n, 1, pixels)
     return make_classification_task(make_model, data, n_validation=64, batch_size=16)
 
@@ -332,12 +331,14 @@ def variational_autoencoder() -> WorkloadTask:
     """
     train, validation = hold_out(load_latin_glyphs().x, 1000)
 
+    latent_dim = 16  # width of the latent of the autoencoder
+
     def make_model() -> nn.Module:
-        encoder, decoder = (PIXELS_PER_IMAGE, 128, 2 * LATENT_DIM), (LATENT_DIM, 128, PIXELS_PER_IMAGE)
+        encoder, decoder = (PIXELS_PER_IMAGE, 128, 2 * latent_dim), (latent_dim, 128, PIXELS_PER_IMAGE)
         return nn.ModuleList([make_mlp(*encoder), make_mlp(*decoder)])
 
     def add_latent_noise(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return images, torch.randn(len(images), LATENT_DIM, generator=generator)
+        return images, torch.randn(len(images), latent_dim, generator=generator)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (encoder, decoder), (images, noise) = model.children(), batch
@@ -347,7 +348,7 @@ def variational_autoencoder() -> WorkloadTask:
         surprise = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
         return (surprise + divergence) / len(images)
 
-    held_out = validation, torch.zeros(len(validation), LATENT_DIM)
+    held_out = validation, torch.zeros(len(validation), latent_dim)
     return WorkloadTask(make_model, loss, shuffled_batches(train, 64, add_latent_noise), held_out)
 
 
@@ -365,7 +366,9 @@ class DownscaledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) to (n, outputs)."""
-        return INITIAL_OUTPUT_SCALE * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
+        # Factor on the outputs of a layer that preserves the scale of its inputs.
+        initial_output_scale = 0.1
+        return initial_output_scale * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
 
 
 @make_workload_builder
@@ -415,7 +418,9 @@ class FourierFeatures(nn.Module):
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.frequencies = nn.Parameter(INITIAL_FREQUENCY_STD * torch.randn(features, N_FREQUENCIES))
+        # Standard deviation of the initial frequencies, in periods per picture.
+        initial_frequency_std = 16.0
+        self.frequencies = nn.Parameter(initial_frequency_std * torch.randn(features, N_FREQUENCIES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, features) to (n, 2 * frequencies)."""

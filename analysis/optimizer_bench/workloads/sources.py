@@ -43,13 +43,11 @@ TOKEN_TYPES = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRI
 KEYWORD_CLASS = len(TOKEN_TYPES)  #: An additional kind for keywords, which are names for tokenize.
 N_MODULES, N_CHANNELS = 30, 32  #: Modules whose characters are classified (not all, to save time); channels.
 FACTOR_DIM = 16  #: Length of a user's or an item's vector.
-NEGATIVES_PER_WORD = 4  #: Random words for each word that a function uses.
 N_EMBEDDED_WORDS, WORD_VECTOR_DIM = 4096, 32
 CONTEXT_RADIUS = 4  #: Words to either side that are a word's context.
 #: The columns of a window that are not its centre.
 CONTEXT_COLUMNS = torch.tensor([column for column in range(1 + 2 * CONTEXT_RADIUS) if column != CONTEXT_RADIUS])
 N_NEGATIVES, FREQUENCY_EXPONENT = 5, 0.75  #: Random words for each pair, and power of their counts in the sampling.
-FREQUENT_WORD_THRESHOLD = 1e-3  #: Words with a larger relative frequency are subsampled.
 
 
 def next_symbol_loss(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -198,12 +196,14 @@ def matrix_factorization() -> WorkloadTask:
     num_users, num_items = (pairs.amax(0) + 1).tolist()
     validation, train = pairs.tensor_split([10_000])
 
+    negatives_per_word = 4  # random words for each word that a function uses
+
     def add_negatives(positive: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return positive, torch.randint(num_items, (NEGATIVES_PER_WORD * len(positive),), generator=generator)
+        return positive, torch.randint(num_items, (negatives_per_word * len(positive),), generator=generator)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (users, items), negatives = batch[0].unbind(1), batch[1]  # (n,), (n,), (negatives * n,)
-        users, items, used = users.repeat(1 + NEGATIVES_PER_WORD), torch.cat([items, negatives]), len(users)
+        users, items, used = users.repeat(1 + negatives_per_word), torch.cat([items, negatives]), len(users)
         of_user, of_item, user_bias, item_bias = model.children()
         biases = (user_bias(users) + item_bias(items)).squeeze(1)  # (n,)
         logits = (of_user(users) * of_item(items)).sum(1) + biases
@@ -248,7 +248,8 @@ def load_word_windows() -> tuple[Tensor, Tensor, Tensor]:
     common = Counter(sides[0]).most_common(N_EMBEDDED_WORDS)
     word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
     counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
-    chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
+    frequent_word_threshold = 1e-3  # words with a larger relative frequency are subsampled
+    chance = (frequent_word_threshold * counts.sum() / counts).sqrt()  # of staying, if below 1
     fixed = make_seed_zero_generator()
 
     def cut_words(words: list[str]) -> Tensor:

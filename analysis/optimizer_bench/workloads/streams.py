@@ -27,7 +27,6 @@ from analysis.optimizer_bench.workload import (
 )
 from analysis.optimizer_bench.workloads.sources import FACTOR_DIM, make_factor_tables, make_gpt, next_symbol_loss
 
-VALIDATION_SEED = 2**31  #: Seed of the validation batch, which no run uses.
 #: Topics, symbols and length of texts; the topic determines the transition probabilities.
 N_TOPICS, N_SYMBOLS, TEXT_LENGTH = 4, 64, 16
 #: Petals of flowers, pixels per side, and standard deviation of the noise.
@@ -61,7 +60,8 @@ def make_stream_task(
         while True:
             yield sample_batch(batch_size, generator)
 
-    validation = sample_batch(n_validation, torch.Generator().manual_seed(VALIDATION_SEED))
+    validation_seed = 2**31  # seed of the validation batch, which no run uses
+    validation = sample_batch(n_validation, torch.Generator().manual_seed(validation_seed))
     return WorkloadTask(make_model, loss, stream, validation)
 
 

@@ -8,38 +8,12 @@ are in analysis/results/pictures.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class DescriptorConstants:
-    """Constants of the descriptors, chosen on the first half of the data sets of analysis/results/pictures.md."""
-
-    picture_side: int = 64  #: Pixels per side to which a picture is resized.
-    n_half_turn_bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
-    n_full_turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
-    small_cell_side: int = 16  #: Pixels per side of small cells.
-    large_cell_side: int = 32  #: Pixels per side of large cells.
-    max_bin_value: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
-    histogram_norm_offset: float = 0.01  #: Added to the norm of histograms, so that weak gradients are not amplified.
-    n_filter_scales: int = 4  #: Number of scales of the filters, one octave apart.
-    n_filter_orientations: int = 8  #: Number of orientations of the filters.
-    cells_per_side: int = 4  #: Number of cells along each side in which filter responses are averaged.
-    contrast_offset: float = 0.02  #: Added to the standard deviation by which a picture is divided.
-    n_colour_bins_per_axis: int = 6  #: Number of bins of each of the three axes of the colour histogram.
-    n_hue_bins: int = 24  #: Number of bins of the histogram of hues.
-    saturation_offset: float = 0.02  #: Added to the mean saturation by which the histogram of hues is divided.
-    min_brightness_difference: float = 1e-3
-    """A neighbour is brighter than a pixel if the difference is at least this, of 1 for white."""
-    batch_size: int = 8  #: Number of pictures that are processed at once.
-
-
-DESCRIPTORS = DescriptorConstants()
 #: Pairs of a radius and a blur, in pixels. After the blur, a pixel is compared with its neighbours at this radius.
 NEIGHBOUR_RADII_AND_BLURS = ((1.0, 0.0), (2.0, 1.0), (4.0, 2.0))
 #: Factor on each part of the descriptor, such as its colour histogram, so that all parts have about the same variance.
@@ -55,10 +29,16 @@ DESCRIPTOR_PART_SCALES = {
 }
 
 
+PICTURE_SIDE = 64  #: Pixels per side to which a picture is resized.
+
+
 def descriptor_part_sizes() -> dict[str, int]:
     """Compute the number of features of each part of the descriptors, by name."""
-    parts = _compute_descriptor_parts(torch.zeros(1, 3, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side))
+    parts = _compute_descriptor_parts(torch.zeros(1, 3, PICTURE_SIDE, PICTURE_SIDE))
     return {name: part.shape[1] for name, part in parts.items()}
+
+
+BATCH_SIZE = 8  #: Number of pictures that are processed at once.
 
 
 def compute_descriptors(pixels: Tensor) -> Tensor:
@@ -72,7 +52,7 @@ def compute_descriptors(pixels: Tensor) -> Tensor:
     binary patterns" (2002), eq. 10.
     """
     batches = []
-    for batch in pixels.split(DESCRIPTORS.batch_size):
+    for batch in pixels.split(BATCH_SIZE):
         parts = _compute_descriptor_parts(batch.float() / 255)
         batches.append(torch.cat([DESCRIPTOR_PART_SCALES[name] * part for name, part in parts.items()], dim=1))
     return torch.cat(batches)
@@ -80,18 +60,20 @@ def compute_descriptors(pixels: Tensor) -> Tensor:
 
 def _compute_descriptor_parts(x: Tensor) -> dict[str, Tensor]:
     """Compute the descriptors of pictures (n, 3, side, side) in [0, 1], as a dict from part names to (n, features)."""
+    # All numbers of this module were chosen on the first half of the data sets of analysis/results/pictures.md.
+    n_half_turn_bins = 9  # number of bins of gradient orientations over half a turn, in small cells
+    n_full_turn_bins = 16  # number of bins of gradient orientations over a whole turn, in large cells
+    small_cell_side = 16  # pixels per side of small cells
+    large_cell_side = 32  # pixels per side of large cells
+    contrast_offset = 0.02  # added to the standard deviation by which a picture is divided
     opponent = _to_opponent_colours(x)
     grey = opponent[:, 0]
     gradients = _compute_gradients(x)
     deviation, mean = torch.std_mean(grey, dim=(1, 2), keepdim=True)
-    first, second = _scattering_coefficients((grey - mean) / (deviation + DESCRIPTORS.contrast_offset))
+    first, second = _scattering_coefficients((grey - mean) / (deviation + contrast_offset))
     return {
-        "outline": _orientation_histograms(
-            *gradients, DESCRIPTORS.n_half_turn_bins, math.pi, DESCRIPTORS.small_cell_side
-        ),
-        "layout": _orientation_histograms(
-            *gradients, DESCRIPTORS.n_full_turn_bins, 2 * math.pi, DESCRIPTORS.large_cell_side
-        ),
+        "outline": _orientation_histograms(*gradients, n_half_turn_bins, math.pi, small_cell_side),
+        "layout": _orientation_histograms(*gradients, n_full_turn_bins, 2 * math.pi, large_cell_side),
         "responses": first.sqrt(),
         "figure": torch.fft.rfft(second, dim=-1).abs().flatten(1),
         "texture": second.mean(dim=-1).flatten(1).sqrt(),
@@ -118,6 +100,8 @@ def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _orientation_histograms(along: Tensor, across: Tensor, bins: int, period: float, cell: int) -> Tensor:
     """Compute histograms (n, features) of gradient angles modulo ``period`` in cells, normalized in 2 x 2 cells."""
+    max_bin_value = 0.2  # maximum value of a bin in a normalized histogram (Dalal and Triggs 2005)
+    histogram_norm_offset = 0.01  # added to the norm of histograms, so that weak gradients are not amplified
     length = (along.square() + across.square()).sqrt()
     angle = torch.atan2(across, along).remainder(period) * (bins / period)
     lower = angle.floor()
@@ -129,10 +113,14 @@ def _orientation_histograms(along: Tensor, across: Tensor, bins: int, period: fl
     window = (ramp[:, None] * ramp)[None, None] / cell**2
     pooled = F.conv2d(maps.flatten(0, 1)[:, None], window, stride=cell, padding=cell // 2)
     groups = F.unfold(pooled.unflatten(0, (-1, bins))[:, :, 0], 2).transpose(1, 2)  # (n, groups, 4 * bins)
-    for max_value in (DESCRIPTORS.max_bin_value, 1.0):
-        groups = groups / (groups.square().sum(dim=2, keepdim=True) + DESCRIPTORS.histogram_norm_offset**2).sqrt()
+    for max_value in (max_bin_value, 1.0):
+        groups = groups / (groups.square().sum(dim=2, keepdim=True) + histogram_norm_offset**2).sqrt()
         groups = groups.clamp_max(max_value)
     return groups.flatten(1)
+
+
+N_FILTER_SCALES = 4  #: Number of scales of the filters, one octave apart.
+N_FILTER_ORIENTATIONS = 8  #: Number of orientations of the filters.
 
 
 @cache
@@ -141,10 +129,10 @@ def morlet_filter_spectra() -> Tensor:
 
     Source: Bruna and Mallat (2013), sec. 2: a Gaussian times ``exp(i u xi) - k``.
     """
-    side, orientations = DESCRIPTORS.picture_side, DESCRIPTORS.n_filter_orientations
+    side, orientations = PICTURE_SIDE, N_FILTER_ORIENTATIONS
     frequency = torch.fft.fftfreq(side, dtype=torch.float64) * 2 * math.pi
     filters = []
-    for scale in range(DESCRIPTORS.n_filter_scales):
+    for scale in range(N_FILTER_SCALES):
         spread, centre, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / orientations
         for turn in (math.pi * index / orientations for index in range(orientations)):
             wave, mass = torch.zeros(side, side, dtype=torch.float64), torch.zeros(side, side, dtype=torch.float64)
@@ -155,7 +143,7 @@ def morlet_filter_spectra() -> Tensor:
                     wave += (-(spread**2) * ((u - centre) ** 2 + (v / slant) ** 2) / 2).exp()
                     mass += (-(spread**2) * (u**2 + (v / slant) ** 2) / 2).exp()
             filters.append(wave - wave[0, 0] / mass[0, 0] * mass)
-    return torch.stack(filters).view(DESCRIPTORS.n_filter_scales, orientations, side, side).float()
+    return torch.stack(filters).view(N_FILTER_SCALES, orientations, side, side).float()
 
 
 @cache
@@ -180,6 +168,9 @@ def _subsample_spectrum(spectrum: Tensor) -> Tensor:
     return (folded[..., :half] + folded[..., half:]) / 4
 
 
+CELLS_PER_SIDE = 4  #: Number of cells along each side in which filter responses are averaged.
+
+
 def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     """Compute scattering coefficients of first and second order of pictures (n, side, side).
 
@@ -187,8 +178,8 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     second (n, pairs of scales, turns, orientations) are the mean absolute responses of coarser filters to the responses
     of finer filters, by the angle between both and the orientation of the finer filter.
     """
-    scales, orientations = DESCRIPTORS.n_filter_scales, DESCRIPTORS.n_filter_orientations
-    side = DESCRIPTORS.picture_side
+    scales, orientations = N_FILTER_SCALES, N_FILTER_ORIENTATIONS
+    side = PICTURE_SIDE
     spectrum = torch.fft.fft2(grey)[:, None]
     first, second = [], []
     turned = (torch.arange(orientations) + torch.arange(orientations)[:, None]) % orientations  # (turns, orientations)
@@ -197,7 +188,7 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
         size = min(side, side >> (scale - 1) if scale else side)
         shrunk = _crop_spectrum(spectrum, size) * _crop_filter_spectra(size)[scale] * (size / side) ** 2
         responses = torch.fft.ifft2(shrunk).abs()  # (n, orientations, size, size)
-        first.append(F.adaptive_avg_pool2d(responses, DESCRIPTORS.cells_per_side))
+        first.append(F.adaptive_avg_pool2d(responses, CELLS_PER_SIDE))
         again = torch.fft.fft2(responses) if scale + 1 < scales else responses
         for coarser in range(scale + 1, scales):
             small = side >> (coarser - 1)
@@ -209,10 +200,12 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
 
 def _binary_pattern_histograms(grey: Tensor) -> Tensor:
     """Compute histograms (n, features) of uniform local binary patterns at each radius."""
+    # A neighbour is brighter than a pixel if the difference is at least this, of 1 for white.
+    min_brightness_difference = 1e-3
     histograms = []
     for distance, smooth in NEIGHBOUR_RADII_AND_BLURS:
         blurred = _blur(grey, smooth)
-        least = blurred + DESCRIPTORS.min_brightness_difference
+        least = blurred + min_brightness_difference
         brighter = torch.stack([near > least for near in _interpolate_neighbours(blurred, distance)], dim=1)
         changes = (brighter != brighter.roll(1, dims=1)).sum(dim=1)
         kinds = torch.where(changes <= 2, brighter.sum(dim=1), 9)  # (n, side, side), 9 for non-uniform patterns
@@ -256,7 +249,7 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
 
 def _colour_histogram(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, bins) of the colour histogram of pictures in opponent colours."""
-    levels = DESCRIPTORS.n_colour_bins_per_axis
+    levels = 6  # bins of each of the three axes
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
     boxes = (widened * levels).clamp(0, levels - 1e-4).long()
     box = ((boxes[:, 0] * levels + boxes[:, 1]) * levels + boxes[:, 2]).flatten(1)
@@ -267,12 +260,14 @@ def _colour_histogram(opponent: Tensor) -> Tensor:
 
 def _hue_histogram(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, bins) of a histogram of hues, in which pixels are weighted by saturation."""
+    n_hue_bins = 24  # number of bins of the histogram of hues
+    saturation_offset = 0.02  # added to the mean saturation by which the histogram of hues is divided
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)
-    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.n_hue_bins
+    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * n_hue_bins
     lower = angle.floor()
-    fraction, lower = angle - lower, lower.long() % DESCRIPTORS.n_hue_bins
-    counts = opponent.new_zeros(len(opponent), DESCRIPTORS.n_hue_bins)
+    fraction, lower = angle - lower, lower.long() % n_hue_bins
+    counts = opponent.new_zeros(len(opponent), n_hue_bins)
     counts.scatter_add_(1, lower, saturation * (1 - fraction))
-    counts.scatter_add_(1, (lower + 1) % DESCRIPTORS.n_hue_bins, saturation * fraction)
-    return (counts / (counts.sum(dim=1, keepdim=True) + DESCRIPTORS.saturation_offset * saturation.shape[1])).sqrt()
+    counts.scatter_add_(1, (lower + 1) % n_hue_bins, saturation * fraction)
+    return (counts / (counts.sum(dim=1, keepdim=True) + saturation_offset * saturation.shape[1])).sqrt()

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EFFICIENTNET = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
-EFFICIENTNET_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
 #: Constants of EfficientNet-Lite2: pixels per side of its input, width of an embedding, and the normalization of pixels
 #: in 0 to 255, which is (x - PIXEL_MEAN) / PIXEL_SCALE.
 EFFICIENTNET_SIDE, EFFICIENTNET_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
@@ -83,8 +82,10 @@ def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     """Load EfficientNet-Lite2 from the extra ``pictures``; ``side`` is the input size in pixels, "" for the default."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
-    if side and not (side.isdecimal() and int(side) >= EFFICIENTNET_MIN_SIDE):
-        must = f"say pixels per side, at least {EFFICIENTNET_MIN_SIDE}"
+    # Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
+    efficientnet_min_side = 32
+    if side and not (side.isdecimal() and int(side) >= efficientnet_min_side):
+        must = f"say pixels per side, at least {efficientnet_min_side}"
         raise_input_error("backbone", must, f"{EFFICIENTNET}:{side}", f"Pass {EFFICIENTNET}, for {EFFICIENTNET_SIDE}.")
     size, path = int(side or EFFICIENTNET_SIDE), _locate_efficientnet()
     with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Outcome = TypeVar("Outcome")
-#: Number of pictures that a thread reads before the next ones are assigned to it.
-PICTURES_PER_THREAD_TASK = 32
-#: Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms otherwise.
-DUPLICATE_CHECK_SIDE_PIXELS = 512
 #: Usual folder names of each split of a data set. A prefix of ``SPLIT_PREFIXES`` may precede them.
 SPLIT_FOLDER_NAMES = {
     "train": ("train", "training"),
@@ -244,9 +240,13 @@ def _hash_pictures(paths: Sequence[Path], *, show_progress: bool = False) -> lis
     """Compute the SHA-256 of size and pixels of each picture (large JPEGs at a smaller size), or its exception."""
     require_pillow()
 
+    # Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms
+    # otherwise.
+    duplicate_check_side_pixels = 512
+
     def hash_picture(path: Path) -> bytes | Exception:
         try:
-            image = decode_image(path, DUPLICATE_CHECK_SIDE_PIXELS).convert("RGB")
+            image = decode_image(path, duplicate_check_side_pixels).convert("RGB")
         except UNREADABLE_IMAGE_ERRORS as error:
             return error
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
@@ -285,7 +285,9 @@ def map_pictures(
         with torch.no_grad():
             return function(torch.from_numpy(pixels))
 
-    step = PICTURES_PER_THREAD_TASK
+    # Number of pictures that a thread reads before the next ones are assigned to it.
+    pictures_per_thread_task = 32
+    step = pictures_per_thread_task
     parts = [paths[first : first + step] for first in range(0, len(paths), step)]
     outputs, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # in each thread of the pool

@@ -38,27 +38,12 @@ from protonet.metrics import sum_confidence_bins
 from protonet.sampling import ClassIndex
 
 EPISODES_PER_SYNC = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
-#: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
-#: of other sizes could round differently.
-MAX_EPISODES_PER_BATCH = 64
 #: The first batches end after these numbers of episodes. They are smaller, so that slow methods show progress early.
 FIRST_EPISODE_BATCH_ENDS = (1, 4, 16, 64)
-#: If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead per
-#: batch would take most of the time.
-MAX_FEATURES_FOR_LARGE_BATCHES = 160
-#: The number of feature values of episodes (rows times features) that a method gets at a time: most methods are fastest
-#: while these fit into the processor's caches. With twice as many, methods with many small steps are 15 % faster and
-#: the others slower.
-FEATURE_VALUES_PER_CALL = 2**21
 #: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
 #: a time, to limit the memory.
 MAX_DOT_PRODUCTS_PER_CALL = 2**27
-#: The number of logits that are scored at a time: they fit into the processor's cache, where they are read several
-#: times.
-LOGITS_PER_BLOCK = 2**18
-QUERIES_PER_REGISTER = 64  #: A multiple of the numbers of floats in a vector register of any processor.
 MIN_QUERIES_PER_CALL = 1024  #: Inductive methods classify at least this many queries at a time.
-TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
 QUERY_COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
 
 
@@ -127,20 +112,20 @@ class EpisodeScores:
     """
 
     accuracy: Tensor  #: The fraction of known queries that are classified correctly.
-    #: (episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class.
     accuracy_by_shot: Tensor
+    """(episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class."""
     auroc: Tensor  #: The area under the ROC curve of known against open queries, scored by their highest logit.
     fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
-    #: The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
-    #: classified correctly against the fraction of open queries that are accepted as known.
     oscr: Tensor
+    """The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
+    classified correctly against the fraction of open queries that are accepted as known."""
     base_accuracy: Tensor  #: The accuracy on queries of base classes.
     novel_accuracy: Tensor  #: The accuracy on queries of novel classes.
     harmonic_mean: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
-    #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
     predicted_classes: Tensor
-    #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.sum_confidence_bins`.
+    """(episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept."""
     confidence_bins: Tensor
+    """(n_bins, 3) float64, known queries by confidence, from `protonet.metrics.sum_confidence_bins`."""
 
 
 #: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes.
@@ -155,7 +140,7 @@ def evaluate(
     config: Sampler,
     *,
     seed: int = 0,
-    n_episodes: int = 2000,
+    episodes: int = 2000,
     base: BaseClasses | None = None,
     texts: Tensor | None = None,
     trained: TrainedEncoder | None = None,
@@ -180,7 +165,7 @@ def evaluate(
             change, with the queries in random order, and may use gradients.
         config: The protocol: an `EpisodeConfig` or another sampler.
         seed: Seed of the episodes, in [0, 2**63).
-        n_episodes: Largest number of episodes, >= 1.
+        episodes: Largest number of episodes, >= 1.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, the embedding of a text that names each class, on the device of the
             rows, for methods that use texts.
@@ -205,7 +190,7 @@ def evaluate(
             shape than (classes, dim), or a method's logits have the wrong shape or are not finite.
     """
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    n_episodes = check_int("n_episodes", n_episodes, low=1)
+    n_episodes = check_int("episodes", episodes, low=1)
     _check_types(x, index, methods, config, has_take=take is not None)
     expected = (len(index.class_counts), x.shape[1])
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
@@ -218,6 +203,11 @@ def evaluate(
     finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
+    # The number of feature values of episodes (rows times features) that a method gets at a time: most methods are
+    # fastest while these fit into the processor's caches. With twice as many, methods with many small steps are 15 %
+    # faster and the others slower.
+    feature_values_per_call = 2**21
+
     def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, EpisodeScores]:
         """Score all methods on sampled episodes, which are numbered from ``first`` on."""
         positions: list[Tensor] = []
@@ -225,15 +215,15 @@ def evaluate(
         for batch in split_by_size(sampled):
             rows = (batch.support_ids, batch.query_ids, batch.unlabelled_ids)
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
-            size = max(1, FEATURE_VALUES_PER_CALL // features_per_episode)
+            size = max(1, feature_values_per_call // features_per_episode)
             positions.append(batch.episode_positions)
             predictions: dict[str, list[QueryPredictions]] = {name: [] for name in methods}
             for start in range(0, len(batch.episode_positions), size):
                 block = batch.select_episodes(slice(start, start + size))
-                episodes = gather_episodes(take, block, base, class_texts, trained, shape)
+                gathered = gather_episodes(take, block, base, class_texts, trained, shape)
                 n_known = int((block.query_labels[0] >= 0).sum())  # queries of open classes come last
                 for name, method in methods.items():
-                    logits = _classify_batch(name, method, episodes, first + block.episode_positions, seed)
+                    logits = _classify_batch(name, method, gathered, first + block.episode_positions, seed)
                     predictions[name].append(predict_queries(logits, n_known))
             for name, blocks in predictions.items():
                 joined = QueryPredictions(*map(torch.cat, zip(*blocks, strict=True)))
@@ -242,8 +232,10 @@ def evaluate(
         return {name: concatenate_scores(scores, order) for name, scores in scored.items()}
 
     with ExitStack() as stack, torch.no_grad():
+        # One thread, because the matrices are small; the scores then do not depend on the number of threads.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
+        # Processes take turns with blocks of numbered episodes, so that their number does not change the scores.
         for first in range(done // EPISODES_PER_SYNC, -(-n_episodes // EPISODES_PER_SYNC), group.world_size):
             begin = max(done, (first + group.rank) * EPISODES_PER_SYNC)
             end = min((first + group.rank + 1) * EPISODES_PER_SYNC, n_episodes)
@@ -282,17 +274,17 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
         raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {max_row}", remedy)
 
 
-def check_methods(methods: object) -> None:
-    """Raise an InputTypeError unless the methods are a mapping from names to functions."""
+def check_methods(methods: object, argument: str = "methods") -> None:
+    """Raise an InputTypeError about ``argument`` unless the methods are a mapping from names to functions."""
     if not isinstance(methods, Mapping) or not methods:
         got = "none" if isinstance(methods, Mapping) else type(methods).__name__
         remedy = "Pass choose_methods([...]), or a dict."
-        raise_input_error("methods", "be a mapping from names to methods", got, remedy, kind=InputTypeError)
+        raise_input_error(argument, "be a mapping from names to methods", got, remedy, kind=InputTypeError)
     for name, method in methods.items():
         if not callable(method):
             remedy = "Pass a function from episodes to logits."
             got = f"{type(method).__name__} as {name!r}"
-            raise_input_error("methods", "hold functions", got, remedy, kind=InputTypeError)
+            raise_input_error(argument, "hold functions", got, remedy, kind=InputTypeError)
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
@@ -302,7 +294,13 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
     """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
     fast = len(ours) == len(methods) and not any(method.spec.is_slow for method in ours)
-    return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_FEATURES_FOR_LARGE_BATCHES else MAX_EPISODES_PER_BATCH
+    # Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because
+    # batches of other sizes could round differently.
+    max_episodes_per_batch = 64
+    # If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead
+    # per batch would take most of the time.
+    max_features_for_large_batches = 160
+    return EPISODES_PER_SYNC if fast and x.shape[1] < max_features_for_large_batches else max_episodes_per_batch
 
 
 def is_batch_end(n_episodes: int, batch_size: int) -> bool:
@@ -314,6 +312,7 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
     """Run a method on a batch of episodes; check and return its logits (episodes, n_queries, n_way)."""
     spec = method.spec if isinstance(method, ChosenMethod) and method.plugin_version is None else method
     if not isinstance(spec, MethodSpec):  # from outside the package
+        # A function from outside must not read the labels off the order of the queries.
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
             logits = _convert_logits(name, method(hidden), episodes, episode_ids)
@@ -362,8 +361,13 @@ def predict_queries(logits: Tensor, n_known: int) -> QueryPredictions:
     """Predict the class of each query from logits (episodes, n_queries, n_way), of which ``n_known`` are known."""
     logits = logits.transpose(1, 2)  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     n_episodes, n_way, n_queries = logits.shape
+    # The number of logits that are scored at a time: they fit into the processor's cache, where they are read several
+    # times.
+    logits_per_block = 2**18
+    # A multiple of the numbers of floats in a vector register of any processor.
+    queries_per_register = 64
     # Whole vector registers: torch's softmax would round the queries behind the last register differently.
-    size = max(1, LOGITS_PER_BLOCK // (n_episodes * n_way * QUERIES_PER_REGISTER)) * QUERIES_PER_REGISTER
+    size = max(1, logits_per_block // (n_episodes * n_way * queries_per_register)) * queries_per_register
     blocks: list[QueryPredictions] = []
     for start in range(0, n_queries, size):
         block = logits[..., start : start + size].contiguous()
@@ -425,6 +429,7 @@ def open_set_auroc(scores: Tensor, n_known: int, correct: Tensor | None = None) 
         (1982), which equates the area with Mann and Whitney's statistic; for ``correct`` Dhamija, Günther and Boult,
         "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
     """
+    # Ties count half, as the sign of their difference is 0.
     difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
     if correct is None:
         return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
@@ -440,7 +445,9 @@ def open_set_fpr95(scores: Tensor, n_known: int) -> Tensor:
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
     """
-    position = math.ceil(TRUE_POSITIVE_RATE * n_known - QUERY_COUNT_TOLERANCE) - 1
+    # The fraction of known queries above the threshold at which ``fpr95`` is measured.
+    true_positive_rate = 0.95
+    position = math.ceil(true_positive_rate * n_known - QUERY_COUNT_TOLERANCE) - 1
     threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, position, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from protonet._validation import check_type
 from protonet.datasets import Dataset
 from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.evaluate import get_process_device
+from protonet.episodes.evaluation.evaluate import check_methods, get_process_device
 from protonet.episodes.features.sources import (
     is_same_source,
     load_base_dataset,
@@ -20,60 +22,55 @@ from protonet.episodes.features.sources import (
     load_source,
     normalize_rows,
 )
-from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, select_methods
+from protonet.episodes.methods import Method, MethodSpec
+from protonet.episodes.methods.choice import (
+    AvailableInputs,
+    ChosenMethod,
+    choose_method,
+    choose_method_grid,
+    make_plugin_method,
+    select_methods,
+)
 from protonet.episodes.networks.backbones import embed_rows_in_batches
 from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit, join_test_rows
+from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.episodes.settings import EvaluationSettings, RowSettings
+from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
-
-MAX_TUNING_EPISODES = 500  #: Settings of methods are compared on at most this many validation episodes.
-
-
-#: The fields of `EvaluationPlan` about the rows to classify. They are also options of the command line.
-ROW_SETTINGS = (
-    *("dataset", "test_dataset", "validation_dataset", "side", "image_size", "split_seed", "encoder", "normalize"),
-    *("base", "texts"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """All settings of an evaluation: the rows to classify, the methods, and the episodes."""
+    """The settings of an evaluation, with the methods and the sampler that they name."""
 
-    dataset: str  #: The data set by name or path, see `load_source`.
-    #: For a fixed split into training and test rows: the data set of the test rows by name or path. Otherwise None.
-    test_dataset: str | None = None
-    #: For a fixed split: the data set of further rows of the same classes, on which settings of methods are chosen.
-    validation_dataset: str | None = None
-    #: The evaluated side of the split by class, or "all"; None takes "novel" if there is a split, otherwise "all".
-    side: str | None = None
-    image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Seed of a random split by class, for data without a split; None for no such split.
-    encoder: str | None = None  #: The path of a checkpoint of `train`; None to classify the features themselves.
-    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.ROW_NORMALIZATIONS`.
-    base: str | None = None  #: A data set of base classes; None takes the base side of ``dataset``.
-    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_class_texts`.
+    settings: EvaluationSettings  #: The settings, with a number of episodes.
     methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
     include_all: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
-    #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
     tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
-    #: The method that all others are compared with; None compares all pairs.
+    """For each method to tune, its candidate settings. The one that is best on validation classes is evaluated."""
     reference_method: ChosenMethod | None = None
+    """The method that all others are compared with; None compares all pairs."""
     sampler: Sampler  #: The protocol that episodes are sampled by, not yet adapted to the data.
-    n_episodes: int  #: Largest number of episodes.
-    seed: int = 0  #: Seed of the episodes.
-    device: str = "cpu"  #: The device on which rows are embedded and classified.
-    #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
-    save_predictions: bool = False
+
+    @property
+    def n_episodes(self) -> int:
+        """The largest number of episodes."""
+        assert self.settings.episodes is not None
+        return self.settings.episodes
+
+    @property
+    def dataset_name(self) -> str:
+        """The data set as text."""
+        return "data in memory" if isinstance(self.settings.dataset, Dataset) else str(self.settings.dataset)
 
     @property
     def name(self) -> str:
         """The data set and the number of shots as text, to identify the evaluation among others."""
-        return f"{self.dataset} {self.sampler.shot_title}-shot" if self.sampler.shot_title else self.dataset
+        return f"{self.dataset_name} {self.sampler.shot_title}-shot" if self.sampler.shot_title else self.dataset_name
 
     def add_tuned_methods(self, names: Collection[str]) -> EvaluationPlan:
         """Return a plan that also evaluates the candidate settings ``names``, and the reference method.
@@ -89,26 +86,86 @@ class EvaluationPlan:
         return replace(self, methods=chosen, reference_method=against)
 
     def to_dict(self, side: str, sampler: Sampler) -> dict[str, object]:
-        """Convert the settings to a dictionary for JSON, whose keys are the names of the command-line options.
+        """Convert the settings to a dictionary for JSON.
 
         ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
         """
-        against = self.reference_method
-        rows = {name: getattr(self, name) for name in ROW_SETTINGS}
-        if self.validation_dataset is None:
+        against, settings = self.reference_method, self.settings
+        rows = {row.name: getattr(settings, row.name) for row in fields(RowSettings)}
+        if settings.validation_dataset is None:
             del rows["validation_dataset"]
         return {
             **rows,
+            "dataset": self.dataset_name,
             "side": side,
             "hierarchy": None,
             **sampler.to_dict(),
-            "max_episodes": self.n_episodes,
-            "seed": self.seed,
+            "episodes": settings.episodes,
+            "seed": settings.seed,
             "tune": [[choice.name for choice in grid] for grid in self.tuning_grids],
             "against": None if against is None else against.name,
-            **({} if self.device == "cpu" else {"device": self.device}),
-            **({"records": True} if self.save_predictions else {}),
+            **({} if settings.device == "cpu" else {"device": settings.device}),
+            **({"records": True} if settings.records else {}),
         }
+
+
+def make_plan(settings: EvaluationSettings) -> EvaluationPlan:
+    """Choose the methods and make the sampler that settings name; raise an InputError if they are unknown."""
+    settings.check_protocol()
+    sampler, compared = make_sampler(settings), None
+    chosen = convert_methods(settings.method)
+    if settings.against is not None:
+        named = {method.name: method for method in chosen} if isinstance(settings.method, Mapping) else {}
+        compared = named.get(settings.against) or choose_method(settings.against, "against")
+    n_default = 10 if isinstance(sampler, FixedSplit) else 2000  # all queries are in each draw of a fixed test split
+    paths = {row.name: getattr(settings, row.name) for row in fields(RowSettings)}
+    texts: dict[str, Any] = {name: str(path) for name, path in paths.items() if isinstance(path, Path)}
+    return EvaluationPlan(
+        settings=replace(settings, **texts, episodes=settings.episodes or n_default),
+        methods=chosen,
+        include_all=not isinstance(settings.method, Mapping) and "all" in settings.method,
+        tuning_grids=[choose_method_grid(text) for text in settings.tune],
+        reference_method=compared,
+        sampler=sampler,
+    )
+
+
+def make_sampler(settings: EvaluationSettings) -> Sampler:
+    """Make the sampler of episodes that settings describe."""
+    if isinstance(settings.protocol, Sampler):
+        return settings.protocol
+    if settings.sampling == "meta-dataset":
+        return MetaDataset(hierarchy=settings.hierarchy)
+    given: dict[str, Any] = {
+        name: getattr(settings, name, None) for name in (declared.name for declared in fields(EpisodeConfig))
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if settings.sampling == "fixed-split":  # the classes follow from the data
+        return FixedSplit(**{name: given[name] for name in ("shot", "allow_small") if name in given})
+    config = EpisodeConfig(**given | ({"way": None} if settings.way == "all" else {}))
+    return GeneralizedSampler(config) if settings.sampling == "generalized" else config
+
+
+def convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
+    """Convert names or functions, the setting ``method``, to methods with their settings; "all" stands for none."""
+    if isinstance(methods, Mapping):
+        check_methods(methods, "method")
+        chosen = []
+        for name, method in methods.items():
+            if isinstance(method, ChosenMethod):
+                chosen.append(replace(method, name=name, method_key=name))
+            elif isinstance(method, MethodSpec):
+                chosen.append(ChosenMethod(name, name, method))
+            else:
+                chosen.append(make_plugin_method(name, method, "function"))
+        return chosen
+    constraint = "be a list of names, or a mapping from names to functions"
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        remedy = f"Pass [{methods!r}]." if isinstance(methods, str) else "Pass a list such as ['protonet']."
+        raise_input_error("method", constraint, repr(methods), remedy, kind=InputTypeError)
+    for name in methods:
+        check_type("method", name, str, constraint.removeprefix("be "))
+    return [choose_method(name) for name in methods if name != "all"]
 
 
 class DataSources(NamedTuple):
@@ -121,30 +178,36 @@ class DataSources(NamedTuple):
     is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
 
 
-def load_data_sources(plan: EvaluationPlan, data: Dataset | None = None) -> DataSources:
-    """Load the data sets and the encoder of a plan; ``data`` is the evaluated data set, if it is already in memory.
+def load_data_sources(plan: EvaluationPlan) -> DataSources:
+    """Load the data sets and the encoder of a plan.
 
     An InputError is raised if data or encoder cannot be loaded, or if the encoder was trained on another split of the
     same data.
     """
-    with renamed_arguments(text="dataset", path="dataset"):
-        data = data or load_source(plan.dataset, split_seed=plan.split_seed, image_size=plan.image_size)
-    sampler = plan.sampler
-    if isinstance(sampler, FixedSplit | EpisodeConfig) and plan.test_dataset is not None:
+    settings, sampler = plan.settings, plan.sampler
+    data = settings.dataset
+    if not isinstance(data, Dataset):
+        with renamed_arguments(text="dataset", path="dataset"):
+            data = load_source(data, split_seed=settings.split_seed, image_size=settings.image_size)
+    if isinstance(sampler, FixedSplit | EpisodeConfig) and settings.test_dataset is not None:
         with renamed_arguments(text="test_dataset", path="test_dataset", test="test_dataset"):
-            test = load_source(plan.test_dataset, image_size=plan.image_size)
-            sampler, data = sampler.join_test_set(data, test, (plan.dataset, plan.test_dataset))
+            test = load_source(settings.test_dataset, image_size=settings.image_size)
+            sampler, data = sampler.join_test_set(data, test, (plan.dataset_name, str(settings.test_dataset)))
     dim = data.x.shape[1]
-    base = data if plan.base is None else load_base_dataset(plan.base, dim=dim, image_size=plan.image_size)
-    if plan.encoder is None:
+    base = (
+        data
+        if settings.base is None
+        else load_base_dataset(str(settings.base), dim=dim, image_size=settings.image_size)
+    )
+    if settings.encoder is None:
         return DataSources(sampler, data, base, None, is_trained_on_data=False)
     with renamed_arguments(path="encoder"):
-        trained = load_trained_encoder(plan.encoder, dim=dim)
+        trained = load_trained_encoder(settings.encoder, dim=dim)
     training = trained.plan
-    is_trained_on_data = is_same_source(training.dataset, plan.dataset)
-    if is_trained_on_data and training.split_seed != plan.split_seed:
+    is_trained_on_data = is_same_source(training.dataset, plan.dataset_name)
+    if is_trained_on_data and training.split_seed != settings.split_seed:
         before = "without one" if training.split_seed is None else f"with {training.split_seed}"
-        got = f"{plan.split_seed}; the encoder was trained {before}"
+        got = f"{settings.split_seed}; the encoder was trained {before}"
         constraint = "be the encoder's, or it would be judged on classes that it learned"
         raise_input_error("split_seed", constraint, got, "Pass the encoder's.")
     return DataSources(sampler, data, base, trained, is_trained_on_data)
@@ -156,8 +219,9 @@ class PreparedEvaluation:
 
     data: Dataset  #: The data set, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
-    #: The number of classes of the side, including those with too few rows, plus base classes that the protocol adds.
     n_classes: int
+    """The number of classes of the side, including those with too few rows, plus base classes that the protocol adds.
+    """
     class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
     sampler: Sampler  #: The protocol that episodes are sampled by, adapted to the data.
     row_pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
@@ -187,9 +251,9 @@ class DatasetRows(NamedTuple):
     x: Tensor  #: (n, dim), the rows before normalisation, in memory or memory-mapped.
     row_positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
     read_rows: RowReader  #: Copies normalised rows of ``x`` by index to the device of the evaluation.
-    #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
-    #: ``x``.
     trained: TrainedEncoder | None = None
+    """The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
+    ``x``."""
 
     def select_classes(self, index: ClassIndex) -> RowPool:
         """Make a `RowPool` of some classes, from which episodes are drawn; ``index`` has their rows in the data set."""
@@ -214,15 +278,15 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
 
     Methods to tune are ignored. An InputError is raised if data, protocol, encoder and methods do not fit together.
     """
-    sampler, data = sources.sampler, sources.data
+    settings, sampler, data = plan.settings, sources.sampler, sources.data
     training = None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
-    side = plan.side or ("all" if data.sides is None else "novel")
+    side = settings.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         remedy = "Pass `split_seed` 0 for a split." if data.sides is None else "Pass one of these, or all."
         raise_input_error("side", "be a side that has classes", got, remedy)
-    base_ids = _list_base_classes(sources, side, plan.normalize)
+    base_ids = _list_base_classes(sources, side, settings.normalize)
     is_generalized = isinstance(sampler, GeneralizedSampler)
     if is_generalized and not base_ids:
         remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
@@ -232,8 +296,8 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         objective=None if training is None else training.objective,
         head_n_way=None if training is None else training.head_n_way,
         way=sampler.way,
-        has_texts=plan.texts is not None,
-        has_unlabelled=sampler.n_unlabelled > 0,
+        has_texts=settings.texts is not None,
+        has_unlabelled=sampler.unlabelled > 0,
         has_base_class_means=is_generalized,
         has_feature_maps=data.has_feature_maps and training is None,
     )
@@ -248,13 +312,13 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         text = "assumes equally many queries of each class, which these episodes do not have"
         text = text if len(balanced) == 1 else text.replace("assumes", "assume")
         notes.append(f"{', '.join(balanced)} {text}.")
-    if plan.split_seed is None and data.sides is not None:
+    if settings.split_seed is None and data.sides is not None:
         counts = zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_counts.tolist(), strict=True)
-        notes += describe_class_list_difference(plan.dataset, dict(counts))
-    kind = plan.normalize
+        notes += describe_class_list_difference(plan.dataset_name, dict(counts))
+    kind = settings.normalize
     uses_base = is_generalized or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
-        base_ids = []
+        base_ids = []  # an encoder would embed their rows for nothing
     if training is not None:
         if sources.is_trained_on_data and side != "novel":
             notes.append(f"The encoder was trained or chosen on classes of side {side}: this is no test of it.")
@@ -269,7 +333,7 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
         if is_generalized:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     base_data = sources.base_data
-    device = get_process_device(plan.device)
+    device = get_process_device(settings.device)
     encoder = sources.trained
     if encoder is not None:
         encoder = encoder._replace(encoder=encoder.encoder.to(device), head=encoder.head.to(device))
@@ -287,11 +351,12 @@ def prepare_evaluation(plan: EvaluationPlan, sources: DataSources) -> PreparedEv
     pool, trained = rows.select_classes(index), rows.trained
     if isinstance(sampler, GeneralizedSampler) and queries is not None and base is not None:
         sampler, pool = sampler.join_base_classes(pool, rows.select_classes(queries), base.class_means)
-        trained = None  # whose rows have other indices
+        # Its ``take`` reads rows by their indices in the data set, and the joined pool has others.
+        trained = None
     class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
-    if plan.texts is not None:
+    if settings.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
-        texts = load_class_texts(plan.texts, dim=pool.x.shape[1], names=named).to(device)
+        texts = load_class_texts(str(settings.texts), dim=pool.x.shape[1], names=named).to(device)
     return PreparedEvaluation(
         data=data,
         side=side,
@@ -314,41 +379,35 @@ def prepare_tuning(plan: EvaluationPlan, sources: DataSources) -> tuple[Evaluati
     plan of this evaluation; and the evaluation, ready to run.
     """
     candidates = [choice for grid in plan.tuning_grids for choice in grid]
-    n_episodes = min(plan.n_episodes, MAX_TUNING_EPISODES)
-    plan = replace(
-        plan,
-        methods=candidates,
-        include_all=False,
-        tuning_grids=(),
-        reference_method=None,
-        n_episodes=n_episodes,
-        save_predictions=False,
-    )
-    if plan.test_dataset is None:
+    n_episodes = min(plan.n_episodes, 500)  # the order of settings is known well enough, and they may be many
+    settings = replace(plan.settings, episodes=n_episodes, records=False)
+    if settings.test_dataset is None:
         _check_validation_classes(plan, sources)
-        plan = replace(plan, side="validation")
+        settings = replace(settings, side="validation")
     else:
-        _check_validation_rows(plan, plan.test_dataset)
-        plan = replace(plan, test_dataset=plan.validation_dataset, validation_dataset=None)
+        _check_validation_rows(settings)
+        settings = replace(settings, test_dataset=settings.validation_dataset, validation_dataset=None)
+    plan = EvaluationPlan(settings=settings, methods=candidates, sampler=plan.sampler)
+    if settings.test_dataset is not None:
         sources = load_data_sources(plan)
     return plan, prepare_evaluation(plan, sources)
 
 
-def _check_validation_rows(plan: EvaluationPlan, test_dataset: str) -> None:
-    """Raise an InputError unless a fixed split has validation rows, which differ from those of ``test_dataset``."""
-    if plan.validation_dataset is None:
+def _check_validation_rows(settings: EvaluationSettings) -> None:
+    """Raise an InputError unless a fixed split has validation rows, which differ from its test rows."""
+    if settings.validation_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
     with renamed_arguments(text="validation_dataset", path="validation_dataset", test="validation_dataset"):
-        names = test_dataset, plan.validation_dataset
-        test, validation = (load_source(text, image_size=plan.image_size) for text in names)
+        names = str(settings.test_dataset), str(settings.validation_dataset)
+        test, validation = (load_source(text, image_size=settings.image_size) for text in names)
         join_test_rows(test, validation, names)  # raises an error if they share a row
 
 
 def _check_validation_classes(plan: EvaluationPlan, sources: DataSources) -> None:
     """Raise an InputError unless the split has enough validation classes, and these are not the evaluated ones."""
     sides, sampler = sources.data.sides, sources.sampler
-    evaluated = plan.side or ("novel" if sides else "all")
+    evaluated = plan.settings.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass `side` novel, of data with a split; `split_seed` 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
@@ -384,6 +443,7 @@ def _load_rows(
             x = data.x.to(device)
             return DatasetRows(x, positions, make_row_reader(x))
         return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
+    # Embedding is the slow part, so only rows of classes that are used are embedded.
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: data.get_rows(used[rows]))

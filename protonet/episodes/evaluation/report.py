@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BALANCED = METHOD_SETTINGS[-1]
-PLOT_PANEL_INCHES = 4.2  #: The width of a panel of a figure, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
 LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
@@ -62,9 +61,6 @@ MEASURE_HEADINGS = {
     "novel": "of novel classes, %",
     "harmonic": "harmonic mean, %",
 }
-MAX_SHOT_COLUMNS = 20  #: The table of accuracies by number of shots is left out if it had more columns than this.
-MAX_CLASSES_ON_PAGE = 100  #: The HTML page shows at most this many classes, the hardest first.
-MIN_EPISODES_PER_CLASS = 20  #: It shows no classes in fewer episodes, because their accuracies differ by chance.
 #: Explanations of intervals and p-values over classes and episodes, over episodes alone, and over draws of the support.
 INTERVAL_NOTES = {
     "both": "The first 95 % interval (±) and p-value apply to new classes of the same kind (jackknife over classes), "
@@ -194,7 +190,9 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
         rows.append(row + [format_mean(method.further_measures[measure]) for measure in measures])
     tables: list[TextTable] = [(header, rows)]
     shots = list(methods[best].accuracy_by_shot)
-    if 1 < len(shots) <= MAX_SHOT_COLUMNS:
+    # The table of accuracies by number of shots is left out if it had more columns than this.
+    max_shot_columns = 20
+    if 1 < len(shots) <= max_shot_columns:
         rows = [
             [methods[name].mark_name(name), *map(format_mean, methods[name].accuracy_by_shot.values())]
             for name in order
@@ -257,8 +255,9 @@ def write_accuracy_figure(path: Path, summaries: Mapping[str, EvaluationSummary]
     """Plot accuracies with intervals to a file, in one panel per summary; the keys are the panels' titles, or ""."""
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
-    height = max(0.7 * PLOT_PANEL_INCHES, 0.3 * max(len(summary.methods) for summary in summaries.values()))
-    figure = Figure(figsize=(PLOT_PANEL_INCHES * len(summaries), height), layout="constrained")
+    plot_panel_inches = 4.2  # the width of a panel of a figure, in inches
+    height = max(0.7 * plot_panel_inches, 0.3 * max(len(summary.methods) for summary in summaries.values()))
+    figure = Figure(figsize=(plot_panel_inches * len(summaries), height), layout="constrained")
     panels = figure.subplots(1, len(summaries), squeeze=False)[0]
     for axes, (title, summary) in zip(panels, summaries.items(), strict=True):
         _plot_accuracies(axes, summary.methods)
@@ -304,7 +303,11 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
     measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
     against, pairs = summary.reference_method, len(summary.comparisons)
     way, shot = (format_span(summary.settings[name]) for name in ("way", "shot"))
-    classes = [row for row in evaluation.class_accuracies if row["episodes"] >= MIN_EPISODES_PER_CLASS]
+    # It shows no classes in fewer episodes, because their accuracies differ by chance.
+    min_episodes_per_class = 20
+    classes = [row for row in evaluation.class_accuracies if row["episodes"] >= min_episodes_per_class]
+    # The HTML page shows at most this many classes, the hardest first.
+    max_classes_on_page = 100
     values = {
         "classes": [
             {**row, "accuracy": row["accuracy"][best]} for row in sorted(classes, key=lambda row: row["accuracy"][best])
@@ -322,13 +325,13 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
             max(0.0, min(rate.mean - rate.widest_half_width for rate in rates)),
             min(1.0, max(rate.mean + rate.widest_half_width for rate in rates)),
         ),
-        "max_classes": MAX_CLASSES_ON_PAGE,
+        "max_classes": max_classes_on_page,
         "measured": {
             name: format_means(method.further_measures[measure] for measure in measures)
             for name, method in methods.items()
         },
         "measures": [MEASURE_HEADINGS[measure].removesuffix(", %") for measure in measures],
-        "min_episodes": MIN_EPISODES_PER_CLASS,
+        "min_episodes": min_episodes_per_class,
         "notes": evaluation.notes,
         "origin": provenance_to_dict(evaluation),
         "over": kinds,

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,8 @@ from protonet._io import progress_bar, write_atomically, write_json, write_text
 from protonet._text import to_printable
 from protonet._validation import check_device, check_int, check_type
 from protonet.datasets import Dataset
-from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.evaluate import (
     EpisodeScores,
-    check_methods,
     choose_batch_size,
     concatenate_batches,
     count_episodes,
@@ -38,6 +37,7 @@ from protonet.episodes.evaluation.prepare import (
     EvaluationPlan,
     PreparedEvaluation,
     load_data_sources,
+    make_plan,
     prepare_evaluation,
     prepare_tuning,
 )
@@ -52,63 +52,23 @@ from protonet.episodes.evaluation.report import (
     write_tables,
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
-from protonet.episodes.methods import Method, MethodSpec
-from protonet.episodes.methods.choice import ChosenMethod, choose_method, choose_method_grid, make_plugin_method
-from protonet.episodes.names import ROW_NORMALIZATIONS
+from protonet.episodes.methods.choice import ChosenMethod
+from protonet.episodes.names import EPISODE_PROTOCOLS, ROW_NORMALIZATIONS, SPLIT_SIDE_CHOICES
 from protonet.episodes.samplers.batch import hash_class_rows, record_episodes
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates
 from protonet.episodes.samplers.sampler import Sampler
-from protonet.errors import (
-    DISTRIBUTION_NAME,
-    InputTypeError,
-    installed_version,
-    optional_packages,
-    raise_input_error,
-    renamed_arguments,
-)
+from protonet.episodes.settings import EvaluationSettings
+from protonet.errors import DISTRIBUTION_NAME, InputTypeError, installed_version, optional_packages, raise_input_error
 from protonet.ui.command_line import check_known_name
 
-STATE_FORMAT, STATE_VERSION = "protonet.episodes", 6
+STATE_FORMAT, STATE_VERSION = "protonet.episodes", 7
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
-SETTINGS_CHANGEABLE_ON_RESUME = ("against", "max_episodes")
-PROGRESS_INTERVAL_SECONDS = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
-STATE_SAVE_INTERVAL_SECONDS = 10.0  #: Seconds between two writes of the state file.
-#: For arguments of functions called by `evaluate_dataset`, its own argument, so that error messages can name it.
-ARGUMENT_NAMES_IN_ERRORS = {
-    **{name: f"config.{name}" for name in ("way", "shot", "n_query", "imbalance")},
-    **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors", "n_effective_classes")},
-    "multinomial": "config.multinomial",
-    "dataset": "data",
-    "text": "data",
-    "method": "methods",
-    "test": "test_data",
-    "test_dataset": "test_data",
-    "validation": "validation_data",
-    "validation_dataset": "validation_data",
-}
+SETTINGS_CHANGEABLE_ON_RESUME = ("against", "episodes")
 
 
 def evaluate_dataset(
-    data: str | Path | Dataset,
-    methods: Sequence[str] | Mapping[str, Method],
-    config: Sampler | None = None,
-    *,
-    n_episodes: int = 2000,
-    seed: int = 0,
-    side: str | None = None,
-    split_seed: int | None = None,
-    image_size: int | None = None,
-    encoder: str | Path | None = None,
-    normalize: str = "none",
-    base: str | Path | None = None,
-    texts: str | Path | None = None,
-    test_data: str | Path | None = None,
-    validation_data: str | Path | None = None,
-    tune: Sequence[str] = (),
-    against: str | None = None,
-    device: str = "cpu",
-    progress: bool = False,
+    settings: EvaluationSettings | None = None, *, progress: bool = False, **fields: Any
 ) -> Evaluation:
     """Evaluate few-shot methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
 
@@ -116,28 +76,10 @@ def evaluate_dataset(
     base classes of the split. Intervals and p-values are over classes and over episodes.
 
     Args:
-        data: The name or the path of a data set, see `load_source`; or one in memory.
-        methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or a mapping from
-            names to functions from a batch of `Episodes` to logits.
-        config: How episodes are sampled; None for ``EpisodeConfig()``: 5-way 1-shot with 15 queries per class.
-        n_episodes: Largest number of episodes, >= 1.
-        seed: Seed of the episodes, in [0, 2**63).
-        side: The side of the split to draw episodes from: "novel", "validation", "base" or "all". None selects "novel"
-            if the data have a split, otherwise "all".
-        split_seed: Seed of a random split by class, for data without a split; None for no such split.
-        image_size: Pixels per side to resize pictures to; None for the size that their authors use.
-        encoder: A file from ``python -m protonet.episodes train``; None to use the features themselves.
-        normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
-        base: A data set whose rows are the base classes; None for the base classes of the split.
-        texts: A data set of embedded texts that name the classes, for `clip_zero_shot` and `tip_adapter`.
-        test_data: A data set of test rows of the same classes: all queries of a `FixedSplit`, which needs it, or the
-            rows that the queries of an `EpisodeConfig` are drawn from. Support rows are then drawn from ``data``.
-        validation_data: A data set of validation rows of the same classes, for ``tune`` with ``test_data``.
-        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The settings that are best on
-            validation classes are evaluated as a further method.
-        against: The method that all other methods are compared with; None to compare all pairs of methods.
-        device: The device on which rows are embedded, classified and scored.
+        settings: The settings of the evaluation; None if all are given by keyword.
         progress: Whether to show a progress bar on terminals.
+        **fields: Fields of `EvaluationSettings`, such as ``dataset="glyphs", method=["protonet"], shot=(5, 5)``; they
+            replace those of ``settings``.
 
     Returns:
         The results: ``methods`` has accuracies with intervals by name, ``summary.comparisons`` the paired tests, and
@@ -146,88 +88,42 @@ def evaluate_dataset(
     Raises:
         MissingPackageError: A package that the data need is missing.
         InputTypeError: An argument has the wrong type.
-        InputError: A value is out of range, or data, methods and config do not fit together.
+        InputError: A value is out of range, or data, methods and settings do not fit together.
     """
-    check_type("data", data, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
-    config = EpisodeConfig() if config is None else config
-    check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
-    if isinstance(config, FixedSplit) and test_data is None:
-        remedy = "Pass test_data, too, or an EpisodeConfig."
-        raise_input_error("config", "come with test data", "FixedSplit without test_data", remedy)
-    if test_data is not None and not isinstance(config, FixedSplit | EpisodeConfig):
-        remedy = "Pass one of these, or leave test_data out."
-        got = f"{type(config).__name__} with test_data"
-        raise_input_error("config", "be a FixedSplit or an EpisodeConfig where there are test data", got, remedy)
-    if isinstance(data, Dataset) and split_seed is not None:
+    known = [declared.name for declared in dataclasses.fields(EvaluationSettings)]
+    for name in fields:
+        check_known_name("fields", name, known)
+    settings = replace(EvaluationSettings() if settings is None else settings, **fields)
+    check_type("dataset", settings.dataset, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
+    if not isinstance(settings.protocol, Sampler):
+        check_known_name("protocol", str(settings.protocol), EPISODE_PROTOCOLS)
+    if isinstance(settings.protocol, FixedSplit) and settings.test_dataset is None:
+        remedy = "Pass test_dataset, too, or an EpisodeConfig."
+        raise_input_error("protocol", "come with test data", "FixedSplit without test_dataset", remedy)
+    if settings.test_dataset is not None and not isinstance(settings.protocol, FixedSplit | EpisodeConfig | str):
+        remedy = "Pass one of these, or leave test_dataset out."
+        got = f"{type(settings.protocol).__name__} with test_dataset"
+        raise_input_error("protocol", "be a FixedSplit or an EpisodeConfig where there are test data", got, remedy)
+    if isinstance(settings.dataset, Dataset) and settings.split_seed is not None:
         remedy = "Pass split_classes(data, seed) instead."
-        raise_input_error("split_seed", "be left out for a data set in memory", split_seed, remedy)
+        raise_input_error("split_seed", "be left out for a data set in memory", settings.split_seed, remedy)
     check_type("progress", progress, bool, "True or False")
+    tune = settings.tune
     if isinstance(tune, str):
         raise_input_error("tune", "be a list of texts", repr(tune), f"Pass [{tune!r}].", kind=InputTypeError)
-    n_episodes = check_int("n_episodes", n_episodes, low=1)
-    seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    check_device("device", device)
-    with renamed_arguments(**ARGUMENT_NAMES_IN_ERRORS):
-        check_known_name("normalize", normalize, ROW_NORMALIZATIONS)
-        if side is not None:
-            check_known_name("side", side, (*SPLIT_SIDES, "all"))
-        memory = data if isinstance(data, Dataset) else None
-        chosen, compared = _convert_methods(methods), None
-        if against is not None:
-            named = {method.name: method for method in chosen} if isinstance(methods, Mapping) else {}
-            compared = named.get(against) or choose_method(against, "against")
-        grids = [choose_method_grid(text, "tune") for text in tune]
-        plan = EvaluationPlan(
-            dataset="data in memory" if memory is not None else str(data),
-            side=side,
-            image_size=image_size,
-            split_seed=split_seed,
-            normalize=normalize,
-            test_dataset=_to_text(test_data),
-            validation_dataset=_to_text(validation_data),
-            encoder=_to_text(encoder),
-            base=_to_text(base),
-            texts=_to_text(texts),
-            methods=chosen,
-            tuning_grids=grids,
-            reference_method=compared,
-            sampler=config,
-            n_episodes=n_episodes,
-            seed=seed,
-            device=device,
-        )
-        with join_process_group():
-            evaluation, interrupted = evaluate_plan(plan, data=memory, progress=progress)
-            if interrupted:
-                raise KeyboardInterrupt
-            return evaluation
-
-
-def _to_text(path: str | Path | None) -> str | None:
-    """Convert a path to text, and leave None."""
-    return None if path is None else str(path)
-
-
-def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Convert names or functions, the argument ``methods`` of `evaluate_dataset`, to methods with their settings."""
-    if isinstance(methods, Mapping):
-        check_methods(methods)
-        chosen = []
-        for name, method in methods.items():
-            if isinstance(method, ChosenMethod):
-                chosen.append(replace(method, name=name, method_key=name))
-            elif isinstance(method, MethodSpec):
-                chosen.append(ChosenMethod(name, name, method))
-            else:
-                chosen.append(make_plugin_method(name, method, "function"))
-        return chosen
-    constraint = "be a list of names, or a mapping from names to functions"
-    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
-        remedy = f"Pass [{methods!r}]." if isinstance(methods, str) else "Pass a list such as ['protonet']."
-        raise_input_error("methods", constraint, repr(methods), remedy, kind=InputTypeError)
-    for name in methods:
-        check_type("methods", name, str, constraint.removeprefix("be "))
-    return [choose_method(name, "methods") for name in methods]
+    if settings.episodes is not None:
+        check_int("episodes", settings.episodes, low=1)
+    check_int("seed", settings.seed, low=0, high=2**63 - 1)
+    check_device("device", settings.device)
+    check_known_name("normalize", settings.normalize, ROW_NORMALIZATIONS)
+    if settings.side is not None:
+        check_known_name("side", settings.side, SPLIT_SIDE_CHOICES)
+    plan = make_plan(settings)  # raises errors of methods before any data are loaded
+    with join_process_group():
+        evaluation, interrupted = evaluate_plan(plan, progress=progress)
+        if interrupted:
+            raise KeyboardInterrupt
+        return evaluation
 
 
 def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
@@ -284,7 +180,7 @@ def read_run_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Epis
             stored = header["run"]
 
             def read_scores(part: int, method_index: int) -> EpisodeScores:
-                prefix, names = f"{part}.{method_index}.", [field.name for field in fields(EpisodeScores)]
+                prefix, names = f"{part}.{method_index}.", [field.name for field in dataclasses.fields(EpisodeScores)]
                 return EpisodeScores(**{name: torch.from_numpy(arrays[prefix + name]) for name in names})
 
             batches = [
@@ -329,22 +225,16 @@ def run_evaluation(
 
 
 def evaluate_plan(
-    plan: EvaluationPlan,
-    *,
-    state: Path | None = None,
-    resume: bool = False,
-    data: Dataset | None = None,
-    progress: bool = True,
+    plan: EvaluationPlan, *, state: Path | None = None, resume: bool = False, progress: bool = True
 ) -> tuple[Evaluation, bool]:
     """Choose settings of methods on validation classes, then evaluate all methods; arguments as in `run_evaluation`.
 
-    ``data`` is the data set, if it is already in memory; ``progress`` shows a bar. Returns the results; and whether
-    Ctrl-C was pressed, so that they cover the finished episodes only. Without a finished episode, KeyboardInterrupt is
-    raised.
+    ``progress`` shows a bar. Returns the results; and whether Ctrl-C was pressed, so that they cover the finished
+    episodes only. Without a finished episode, KeyboardInterrupt is raised.
     """
-    sources = load_data_sources(plan, data)
+    sources = load_data_sources(plan)
     tunings: list[TuningResult] = []
-    if plan.tuning_grids:
+    if plan.tuning_grids:  # first, and with a state of its own: other episodes are scored
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not resume and get_process_group().rank == 0:
             remedy = "Continue its run with `resume`, or pass another path."
@@ -380,7 +270,7 @@ class _EpisodeRun:
             n_scored = count_episodes(self.finished)
             if n_episodes < n_scored:
                 remedy = f"Pass {n_scored} or more."
-                raise_input_error("n_episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
+                raise_input_error("episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
             batch_size = choose_batch_size(prepared.methods, prepared.row_pool.x)
             if n_scored < n_episodes and not is_batch_end(n_scored, batch_size):
@@ -398,8 +288,8 @@ class _EpisodeRun:
                     pool.rows_by_class,
                     prepared.methods,
                     prepared.sampler,
-                    seed=plan.seed,
-                    n_episodes=plan.n_episodes,
+                    seed=plan.settings.seed,
+                    episodes=plan.n_episodes,
                     base=prepared.base,
                     texts=prepared.text_embeddings,
                     trained=prepared.trained,
@@ -408,9 +298,9 @@ class _EpisodeRun:
                     progress=self._show_progress,
                     take=pool.read_rows,
                     earlier=concatenate_batches(self.finished) if self.finished else None,
-                    keep_predictions=plan.save_predictions,
+                    keep_predictions=plan.settings.records,
                 )
-            finally:
+            finally:  # also after Ctrl-C and errors, so that no finished episode is lost
                 self._save_state()
 
     def compare_settings(self, grids: Sequence[Sequence[ChosenMethod]]) -> list[TuningResult]:
@@ -422,13 +312,13 @@ class _EpisodeRun:
     def summarize(self, scores: Mapping[str, EpisodeScores], tunings: Sequence[TuningResult]) -> Evaluation:
         """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
         prepared, settings, data = self.prepared, self.settings, self.prepared.data
-        sampler, index, seed = prepared.sampler, prepared.row_pool.rows_by_class, self.plan.seed
+        sampler, index, seed = prepared.sampler, prepared.row_pool.rows_by_class, self.plan.settings.seed
         n_episodes = count_episodes([scores])
         class_mask, queries = sampler.count_classes_and_queries(index, seed=seed, n_episodes=n_episodes)
         varied = class_mask[:, sampler.n_base_classes :]
         class_names = [data.class_names[c] for c in prepared.class_ids.tolist()]
         records = None
-        if self.plan.save_predictions:
+        if self.plan.settings.records:
             predicted = {name: score.predicted_classes for name, score in scores.items()}
             records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
@@ -451,12 +341,15 @@ class _EpisodeRun:
         """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
-        if now - self.shown > PROGRESS_INTERVAL_SECONDS:
+        # Seconds between two updates of the accuracy in the progress bar.
+        progress_interval_seconds = 0.5
+        if now - self.shown > progress_interval_seconds:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {format_mean(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
         self.bar.update(count_episodes(batches) - self.bar.n)
-        if now - self.saved > STATE_SAVE_INTERVAL_SECONDS:
+        state_save_interval_seconds = 10.0  # seconds between two writes of the state file
+        if now - self.saved > state_save_interval_seconds:
             self._save_state()
             self.saved = time.monotonic()
 

@@ -1,11 +1,7 @@
-"""The command that evaluates methods, on one data set or several with ranks of methods; and the command ``compare``.
-
-`make_evaluation_plans` turns the options of the command line into plans, one for each data set and number of shots.
-"""
+"""The command that evaluates methods, on one data set or several with ranks of methods; and the command ``compare``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -19,12 +15,11 @@ from torch import Tensor
 
 from protonet._io import write_json
 from protonet._text import to_printable
-from protonet.episodes.arguments import COMPARE_FILE_REMEDY, raise_unreadable_run
 from protonet.episodes.evaluation.evaluate import join_process_group
 from protonet.episodes.evaluation.prepare import (
-    ROW_SETTINGS,
     EvaluationPlan,
     load_data_sources,
+    make_plan,
     prepare_evaluation,
     prepare_tuning,
 )
@@ -45,17 +40,12 @@ from protonet.episodes.evaluation.statistics import (
     MethodSummary,
     compare_method_pairs,
 )
-from protonet.episodes.methods.choice import choose_method, choose_method_grid
-from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
-from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.meta_dataset import MetaDataset
-from protonet.episodes.samplers.sampler import Sampler
+from protonet.episodes.options import COMPARE_FILE_REMEDY, CompareOptions, raise_unreadable_run
+from protonet.episodes.settings import EvaluationSettings
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_known_name, parse_integer
+from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
-SIGNIFICANCE_LEVEL = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
-SUITE_FORMATS = ("json", "latex", "markdown")  #: The kinds of files that a suite writes from all of its evaluations.
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
@@ -63,18 +53,6 @@ EPISODE_SETTING_NAMES = (
 )
 
 
-#: Options that several protocols depend on.
-COMMON_SAMPLER_OPTIONS = (
-    *("way", "shot", "query", "unequal", "imbalance", "allow_small", "n_effective_classes", "multinomial"),
-)
-#: For each protocol, the options that its episodes depend on. Other options with this protocol raise an InputError.
-PROTOCOL_OPTIONS = {
-    "episodes": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
-    "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
-    "generalized": (*COMMON_SAMPLER_OPTIONS, "side", "split_seed"),
-    "test-split": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "base"),
-    "fixed-split": ("shot", "allow_small", "base"),
-}
 #: A function that is called with the plans of several evaluations and the results of each, in the same order.
 ReportCallback = Callable[[Sequence[EvaluationPlan], Sequence[Evaluation]], None]
 
@@ -83,8 +61,8 @@ ReportCallback = Callable[[Sequence[EvaluationPlan], Sequence[Evaluation]], None
 class AverageOverDatasets:
     """A method's mean accuracy over several data sets, and its rank on each of them."""
 
-    #: The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent.
     mean_accuracy: MeasureMean
+    """The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent."""
     ranks: Sequence[float]  #: The rank of the method on each data set, 1 being the best.
 
     @property
@@ -97,117 +75,27 @@ class AverageOverDatasets:
         return {**self.mean_accuracy.to_dict(), "ranks": list(self.ranks), "rank": self.mean_rank}
 
 
-def run_evaluations(options: argparse.Namespace) -> None:
-    """Run the evaluations that the options describe, one for each data set and number of shots, and write reports."""
-    plans = make_evaluation_plans(options)
-    outputs, state, resume = {**options.outputs}, None if options.state is None else Path(options.state), options.resume
-    new_state = outputs.pop("state", None)  # in the first process alone; all processes read the state
+def run_evaluations(
+    evaluations: Sequence[EvaluationSettings], outputs: Mapping[str, Path], *, state: Path | None, resume: bool
+) -> None:
+    """Run evaluations that differ in the data set or the number of shots, and write reports to ``outputs`` by option.
+
+    All processes read the state from ``state``; in the first one, it is among the ``outputs`` as well.
+    """
+    plans = [make_plan(settings) for settings in evaluations]
+    new_state = outputs.get("state")
+    outputs = {name: path for name, path in outputs.items() if name != "state"}
     if len(plans) == 1:
         if new_state is not None and new_state.exists() and not resume:
-            remedy = "Continue its run with --resume, or pass another path."
-            raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
+            remedy = "Continue its run with `resume`, or pass another path."
+            raise_input_error("state", "be a new file", f"{state}, which exists", remedy)
         run_evaluation(plans[0], outputs, state=state, resume=resume)
         return
-    for name in [name for name in outputs if name not in SUITE_FORMATS]:
-        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_FORMATS)} are of all."
-        raise_input_error(f"--{name}", "be of one data set and one --shot", f"{len(plans)} evaluations", remedy)
+    suite_formats = ("json", "latex", "markdown")
+    for name in [name for name in outputs if name not in suite_formats]:
+        remedy = f"Leave it out, or run them one by one; {', '.join(f'`{kind}`' for kind in suite_formats)} are of all."
+        raise_input_error(name, "be of one data set and one `shot`", f"{len(plans)} evaluations", remedy)
     run_suite(plans, partial(report_suite, outputs), state=state, resume=resume)
-
-
-def make_evaluation_plans(options: argparse.Namespace) -> list[EvaluationPlan]:
-    """Make the plans of the evaluations that the options of the command line describe."""
-    methods = [choose_method(text) for text in options.method if text != "all"]
-    grids = [choose_method_grid(text) for text in options.tune]
-    against = None if options.against is None else choose_method(options.against, "against")
-    samplers, rows = make_samplers(options), {name: getattr(options, name) for name in ROW_SETTINGS}
-    no_files = [None] * len(options.dataset)
-    files = zip(options.dataset, options.test_dataset or no_files, options.validation_dataset or no_files, strict=True)
-    return [
-        EvaluationPlan(
-            **rows | {"dataset": dataset, "test_dataset": test, "validation_dataset": validation},
-            methods=methods,
-            include_all="all" in options.method,
-            tuning_grids=grids,
-            reference_method=against,
-            sampler=sampler,
-            n_episodes=options.episodes or (10 if isinstance(sampler, FixedSplit) else 2000),
-            seed=options.seed,
-            device=options.device,
-        )
-        for dataset, test, validation in files
-        for sampler in samplers
-    ]
-
-
-def make_samplers(options: argparse.Namespace) -> list[Sampler]:
-    """Create the samplers that the options of the command line describe, one for each number of shots.
-
-    ``options.given_options`` are the names of options on the command line, ``options.preset_options`` the names of
-    options in the preset.
-    """
-    protocol = options.protocol
-    if options.test_dataset:
-        has_way = "way" in options.given_options | options.preset_options and options.way != "all"
-        protocol = "test-split" if has_way or options.n_effective_classes is not None else "fixed-split"
-    kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
-    if options.test_dataset and options.protocol != "episodes":
-        remedy = "Leave one of the two out."
-        raise_input_error("--test-dataset", f"be left out with --protocol {options.protocol}", "both", remedy)
-    if options.way == "all" and protocol == "generalized":
-        raise_input_error("--way", f"be a number or a span with {kind}", "all", "Pass a number.")
-    for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
-        value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        is_all = (name == "side" and value == "all") or (name == "way" and value == "all" and protocol == "fixed-split")
-        if name in PROTOCOL_OPTIONS[protocol] or is_all:
-            continue
-        if name in options.given_options:
-            remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
-            raise_input_error(option, f"be left out with {kind}", value, remedy)
-        if name in options.preset_options:
-            got = f"{options.preset}, which has {option} {value}"
-            raise_input_error("--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
-    if protocol == "meta-dataset":
-        return [MetaDataset(hierarchy=options.hierarchy)]
-    shots = options.shot.split(",")
-    if protocol == "fixed-split":  # the classes follow from the data
-        samplers: list[Sampler] = [
-            FixedSplit(parse_integer("--shot", shot, low=1), (), options.allow_small) for shot in shots
-        ]
-    else:
-        configs = [make_episode_config(options, shot) for shot in shots]
-        samplers = [GeneralizedSampler(config) if protocol == "generalized" else config for config in configs]
-    if len({sampler.shot for sampler in samplers}) < len(samplers):
-        raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    return samplers
-
-
-def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
-    """Create an `EpisodeConfig` from the options of the command line; ``shot`` is a number or a span such as 5-20."""
-    return EpisodeConfig(
-        way=None if options.way == "all" else parse_integer_range("--way", options.way, low=2),
-        shot=parse_integer_range("--shot", shot, low=1),
-        n_query=options.query,
-        unequal=options.unequal,
-        imbalance=options.imbalance,
-        n_open_classes=options.n_open_classes,
-        allow_small=options.allow_small,
-        n_unlabelled=options.unlabelled,
-        n_distractors=options.distractors,
-        n_effective_classes=options.n_effective_classes,
-        multinomial=options.multinomial,
-    )
-
-
-def parse_integer_range(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for other texts or numbers below ``low``."""
-    first, dash, last = text.partition("-")
-    if not first or (dash and not last):
-        raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
-    minimum = parse_integer(argument, first, low=low)
-    maximum = parse_integer(argument, last, low=low) if dash else minimum
-    if maximum < minimum:
-        raise_input_error(argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
-    return minimum, maximum
 
 
 def run_suite(
@@ -231,7 +119,7 @@ def run_suite(
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
     for plan in plans:  # an error in any plan comes before the work
-        if plan.encoder is None:  # an encoder would have to embed all rows
+        if plan.settings.encoder is None:  # an encoder would have to embed all rows
             sources = load_data_sources(plan)
             prepare_evaluation(plan, sources)
             if plan.tuning_grids:
@@ -302,10 +190,12 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_method_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
     ranks: dict[str, float] = {}
+    # Two methods share a rank if the p-value of their paired t test is at least this.
+    significance_level = 0.05
     while left:
         best = left[0]
         chances = {name: p_values.get((best, name), p_values.get((name, best), 1.0)) for name in left}
-        tied = [name for name, chance in chances.items() if chance >= SIGNIFICANCE_LEVEL]
+        tied = [name for name, chance in chances.items() if chance >= significance_level]
         ranks |= dict.fromkeys(tied, len(ranks) + (len(tied) + 1) / 2)
         left = [name for name in left if name not in tied]
     return ranks
@@ -320,14 +210,14 @@ def format_suite_tables(
 
     The table of means is left out if Ctrl-C stopped the suite before all shots of a data set were evaluated.
     """
-    datasets = {plan.dataset for plan in plans}
+    datasets = {plan.dataset_name for plan in plans}
     is_complete = len(plans) == len(averages) * len(datasets)
     head = format_accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
     methods = {name: method for evaluation in evaluations for name, method in evaluation.methods.items()}
     shown = {name: method.mark_name(name) for name, method in methods.items()}
     for shot, means in averages.items():
         columns = {
-            plan.dataset: evaluation.methods
+            plan.dataset_name: evaluation.methods
             for plan, evaluation in zip(plans, evaluations, strict=True)
             if plan.sampler.shot_title == shot
         }
@@ -356,7 +246,7 @@ def format_suite_tables(
 
 def explain_ranks(plans: Sequence[EvaluationPlan], evaluations: Sequence[Evaluation]) -> str:
     """Return a text that explains the means and ranks over data sets in the tables; "" if there is one data set."""
-    if len({plan.dataset for plan in plans}) < 2:
+    if len({plan.dataset_name for plan in plans}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
     if len(evaluations[0].methods) > 1:
@@ -375,18 +265,19 @@ class StoredRun:
     versions: Mapping[str, object]  #: The versions of packages by name.
     class_mask: Tensor  #: (episodes, classes) bool, whether each episode has each class.
     query_counts: Tensor  #: (episodes,) float64, the number of queries.
-    #: For each method (episodes,) float64, the number of queries that it classifies correctly.
     correct_counts: dict[str, Tensor]
+    """For each method (episodes,) float64, the number of queries that it classifies correctly."""
     method_settings: Mapping[str, str | None]  #: For each method how it takes queries, see `MethodSummary`.
 
 
-def run_compare(options: argparse.Namespace) -> None:
+def run_compare(options: CompareOptions) -> None:
     """Run the command ``compare``: compare evaluations from their JSON files, print a table and write it to files."""
-    runs = [read_run(Path(path)) for path in options.files]
+    runs = list(map(read_run, options.files))
     check_same_episodes(runs)
     summary, notes = compare_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
-    write_tables(options.outputs, format_summary_tables(summary))
+    outputs = {"latex": options.latex, "markdown": options.markdown}
+    write_tables({kind: path for kind, path in outputs.items() if path}, format_summary_tables(summary))
 
 
 def read_run(path: Path) -> StoredRun:
@@ -413,14 +304,14 @@ def read_run(path: Path) -> StoredRun:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
             got = f"{path} of {', '.join(content['runs'])}"
-            raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one.")
+            raise_input_error("files", "be of one evaluation", got, "Run them one by one.")
         raise_unreadable_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
             got = f"others of {name} in {path}"
-            raise_input_error("FILE.json", "hold right queries of every episode", got, COMPARE_FILE_REMEDY)
+            raise_input_error("files", "hold right queries of every episode", got, COMPARE_FILE_REMEDY)
     if not right or not n:
-        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", COMPARE_FILE_REMEDY)
+        raise_input_error("files", "hold a method and an episode", f"none in {path}", COMPARE_FILE_REMEDY)
     return run
 
 
@@ -432,11 +323,11 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
-                raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_FILE_REMEDY)
+                raise_input_error("files", "be of the same episodes", got, COMPARE_FILE_REMEDY)
         n = min(len(first.query_counts), len(other.query_counts))
         if first.data_hash != other.data_hash or not torch.equal(first.query_counts[:n], other.query_counts[:n]):
             got = f"others in {first.path} and {other.path}"
-            raise_input_error("FILE.json", "be of the same data", got, COMPARE_FILE_REMEDY)
+            raise_input_error("files", "be of the same data", got, COMPARE_FILE_REMEDY)
 
 
 def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[EvaluationSummary, list[str]]:

@@ -14,10 +14,8 @@ from torch import Tensor
 #: What intervals and p-values apply to. Over classes: to other classes from the same distribution. Over episodes: to
 #: other episodes of the same classes.
 INTERVAL_KINDS = ("classes", "episodes")
-CONFIDENCE_LEVEL = 0.95  #: The level of all intervals.
 #: An interval over classes needs, for each class, at least this many episodes without the class.
 MIN_EPISODES_WITHOUT_CLASS = 5
-ACCURACY_TOLERANCE = 1e-12  #: Smaller differences between accuracies count as rounding errors.
 #: Fields of `EpisodeScores` that say how well queries of open classes (outside the episode) are detected.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
 #: For the names in reports of the measures on base and novel classes, the fields of `EpisodeScores`.
@@ -81,8 +79,8 @@ class MethodComparison:
     p_value_classes: float  #: p-value of a paired t test over classes; 1 if accuracies are equal in all episodes.
     p_holm_classes: float  #: The p-value over classes, adjusted for the number of comparisons by Holm's procedure.
     half_width_episodes: float  #: Half the width of the 95 % interval over episodes; NaN for a single episode.
-    #: p-value of a paired t test over episodes; 1 if accuracies are equal in all episodes, or for a single episode.
     p_value_episodes: float
+    """p-value of a paired t test over episodes; 1 if accuracies are equal in all episodes, or for a single episode."""
     p_holm_episodes: float  #: The p-value over episodes, adjusted likewise.
 
     @property
@@ -106,13 +104,13 @@ class MethodSummary:
 
     accuracy: MeasureMean  #: The accuracy on queries of the episode's classes, so without queries of open classes.
     calibration_error: float | None = None  #: The calibration error, or None if it is unknown.
-    #: Further measures by name, of ``OPEN_SET_MEASURES`` and ``GENERALIZED_MEASURES``.
     further_measures: Mapping[str, MeasureMean] = field(default_factory=dict)
-    #: For each number of shots, the accuracy on classes with this number.
+    """Further measures by name, of ``OPEN_SET_MEASURES`` and ``GENERALIZED_MEASURES``."""
     accuracy_by_shot: Mapping[int, MeasureMean] = field(default_factory=dict)
-    #: How the method takes queries: "inductive", "transductive" or "transductive, balanced", which assumes equally many
-    #: queries of each class; None if it is unknown, as of a plug-in.
+    """For each number of shots, the accuracy on classes with this number."""
     setting: str | None = None
+    """How the method takes queries: "inductive", "transductive" or "transductive, balanced", which assumes equally many
+    queries of each class; None if it is unknown, as of a plug-in."""
 
     @property
     def is_transductive(self) -> bool:
@@ -146,9 +144,9 @@ class EvaluationSummary:
     settings: Mapping[str, Any]  #: The settings of the evaluation, under the names of the command line.
     n_episodes: int  #: The number of episodes.
     methods: Mapping[str, MethodSummary]  #: The results of each method by name.
-    #: The paired tests of all pairs of methods; if the settings name ``reference_method``, of this method with each
-    #: other one.
     comparisons: Sequence[MethodComparison]
+    """The paired tests of all pairs of methods; if the settings name ``reference_method``, of this method with each
+    other one."""
 
     @property
     def methods_by_accuracy(self) -> list[str]:
@@ -180,8 +178,8 @@ class EvaluationSummary:
 class TuningResult:
     """The accuracies of one method with several settings on validation classes, and the choice of the best settings."""
 
-    #: For each candidate, by the name of the method with its settings, such as "ridge:penalty=0.1", the accuracy.
     accuracies: Mapping[str, MeasureMean]
+    """For each candidate, by the name of the method with its settings, such as "ridge:penalty=0.1", the accuracy."""
     n_classes: int  #: The number of validation classes.
 
     @property
@@ -219,17 +217,17 @@ class Evaluation:
     plugin_versions: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
     data_hash: str  #: A hash of the rows, class by class, before encoder and normalisation.
     query_counts: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
-    #: For each method (episodes,) int64, the number of queries that it classifies correctly.
     correct_counts: Mapping[str, Tensor]
-    #: (episodes, classes) bool, the classes of each episode, without base classes that all episodes have.
+    """For each method (episodes,) int64, the number of queries that it classifies correctly."""
     class_mask: Tensor
+    """(episodes, classes) bool, the classes of each episode, without base classes that all episodes have."""
     n_classes: int  #: The number of classes that episodes are drawn from.
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
-    #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`.
     class_accuracies: Sequence[Mapping[str, Any]] = ()
-    #: The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept.
+    """Name, number of episodes and accuracies of each class, from `compute_class_accuracies`."""
     episode_records: Mapping[str, object] | None = None
+    """The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept."""
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:
@@ -285,7 +283,8 @@ def _convert_to_half_width(error: float, freedom: int) -> float:
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE_LEVEL) / 2)) * error
+    confidence_level = 0.95  # the level of all intervals
+    return float(stdtrit(freedom, (1 + confidence_level) / 2)) * error
 
 
 def mean_standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
@@ -377,11 +376,13 @@ def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> li
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []
+    # Smaller differences between accuracies count as rounding errors.
+    accuracy_tolerance = 1e-12
     for column, (error, freedom) in zip(differences.unbind(1), errors, strict=True):
-        if error > ACCURACY_TOLERANCE:
+        if error > accuracy_tolerance:
             p_values.append(2 * float(stdtr(freedom, -abs(nan_mean(column)) / error)))
         else:  # the test would divide by zero, or by NaN
-            p_values.append(float(math.isnan(error) or float(column.abs().max()) <= ACCURACY_TOLERANCE))
+            p_values.append(float(math.isnan(error) or float(column.abs().max()) <= accuracy_tolerance))
     half_widths = [_convert_to_half_width(*error) for error in errors]
     return list(zip(half_widths, p_values, adjust_p_values(p_values), strict=True))
 

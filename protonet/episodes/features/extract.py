@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -36,10 +35,10 @@ from protonet.datasets.pictures import (
 from protonet.embeddings.encoder import hash_file
 from protonet.embeddings.pictures.networks import PictureExtractor, load_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
-from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_IMAGE_SIZE, load_source, locate_pictures
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
 from protonet.episodes.networks.checkpoints import load_trained_encoder
+from protonet.episodes.options import CLIP_PROMPT_TEMPLATE, PICTURE_BATCH_SIZE, ExtractOptions
 from protonet.episodes.plugins import PLUGIN_PATTERN, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import hash_class_rows
 from protonet.errors import optional_packages, raise_input_error
@@ -48,8 +47,6 @@ from protonet.sampling import index_classes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ROWS_PER_COPY = 1024  #: Rows that are copied at a time from the part file to the finished file.
-N_PREFETCHED_BATCHES = 2  #: Batches of pictures that are decoded while another one is embedded.
 CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
@@ -60,14 +57,14 @@ class EmbeddingJob:
     labels: Sequence[str]  #: The class name of each row.
     split_sides: Sequence[str] | None = None  #: The side of each row's class in the split; None without a split.
     inputs: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
-    #: Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
-    #: in blocks (step, dim) float32; the last block may be smaller.
     embed_from: Callable[[int], Iterator[np.ndarray]]
+    """Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
+    in blocks (step, dim) float32; the last block may be smaller."""
     batch_size: int  #: Rows per block. A resumed run continues at the start of a block, with the same results.
     provenance: Mapping[str, object]  #: The settings that determine the embeddings, for JSON.
     source_hash: str  #: A text, such as a hash, that changes if the data change.
-    #: (channels, height, width) if embeddings are flattened feature maps; otherwise None.
     map_shape: tuple[int, int, int] | None = None
+    """(channels, height, width) if embeddings are flattened feature maps; otherwise None."""
 
     def compute_hash(self) -> str:
         """Compute a hash of everything that determines the embeddings, to check whether a file is from the same job."""
@@ -95,6 +92,8 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         return finished[1]
     if not resume and part.exists() and part.stat().st_size:  # a run that failed early leaves an empty file
         _raise_output_exists(part, resume=False)
+    # Rows that are copied at a time from the part file to the finished file.
+    rows_per_copy = 1024
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
         dim, done = _recover_part_file(file, part, header, n, job.batch_size)
@@ -119,7 +118,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         more |= {"split": job.split_sides, "files": job.inputs, "maps": job.map_shape}
         arrays = {name: np.array(value) for name, value in more.items() if value is not None}
         file.seek(len(header) + 4)
-        blocks = iter(lambda: file.read(4 * dim * ROWS_PER_COPY), b"")
+        blocks = iter(lambda: file.read(4 * dim * rows_per_copy), b"")
         rows = (np.frombuffer(block, "<f4").reshape(-1, dim) for block in blocks)
         write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, arrays))
     part.unlink()
@@ -161,7 +160,7 @@ def _raise_output_exists(path: Path, *, resume: bool) -> NoReturn:
     raise_input_error("output", "be a new file", f"{path}, which exists", remedy)
 
 
-def run_extract(options: argparse.Namespace) -> None:
+def run_extract(options: ExtractOptions) -> None:
     """Run the command ``extract``: embed pictures, rows or class names, and write the embeddings to an NPZ file."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
@@ -181,7 +180,7 @@ def run_extract(options: argparse.Namespace) -> None:
     print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
-def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> PictureExtractor:
+def _open_extractor(options: ExtractOptions, image_set: ImageSet | None, device: str) -> PictureExtractor:
     """Load the network of the option ``--backbone``: a user's function, a file, or a library's network by name."""
     is_plugin = PLUGIN_PATTERN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
@@ -225,7 +224,7 @@ def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtrac
     return PictureExtractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_picture_job(image_set: ImageSet, options: ExtractOptions, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds a set of pictures or, with the option ``--maps``, computes their feature maps."""
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
@@ -256,13 +255,16 @@ def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extracto
     def prepare(picture: ImageSource) -> Tensor:
         return extractor.preprocess(open_picture(picture, extractor.min_side).convert("RGB"))
 
+    # Batches of pictures that are decoded while another one is embedded.
+    n_prefetched_batches = 2
+
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
         starts = iter(range(first, len(labels), batch))
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
-                    while len(waiting) <= N_PREFETCHED_BATCHES and (start := next(starts, None)) is not None:
+                    while len(waiting) <= n_prefetched_batches and (start := next(starts, None)) is not None:
                         waiting.append([pool.submit(prepare, picture) for picture in take(start)])
                     if not waiting:
                         return
@@ -300,7 +302,7 @@ def _list_labels_and_sides(data: Dataset) -> tuple[list[str], list[str] | None]:
     return [data.class_names[label] for label in labels], sides
 
 
-def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
+def _make_row_job(options: ExtractOptions, device: str) -> EmbeddingJob:
     """Make the job that embeds the rows of a data set by a meta-trained encoder, a checkpoint of ``train``."""
     path = options.backbone
     if options.texts or options.weights:
@@ -343,9 +345,9 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _make_class_prompt_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_class_prompt_job(options: ExtractOptions, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds one text for each class and template, such as "a photo of a NAME."."""
-    embed_texts, data, templates = extractor.embed_texts, options.data, options.template
+    embed_texts, data, templates = extractor.embed_texts, options.data, options.template or (CLIP_PROMPT_TEMPLATE,)
     if embed_texts is None:
         got = extractor.settings["backbone"]
         remedy = "Pass a network of pictures and texts."
@@ -363,7 +365,7 @@ def _make_class_prompt_job(options: argparse.Namespace, extractor: PictureExtrac
             yield embed_texts(texts[start : start + PICTURE_BATCH_SIZE]).numpy()
 
     labels = [label for label in classes for _ in templates]
-    made = {"data": data, **extractor.settings, "templates": templates}
+    made = {"data": data, **extractor.settings, "templates": list(templates)}
     step = PICTURE_BATCH_SIZE
     return EmbeddingJob(
         labels=labels, inputs=texts, embed_from=embed, batch_size=step, provenance=made, source_hash=str(texts)

@@ -32,11 +32,7 @@ from protonet.ui.command_line import check_known_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
 SYNTHETIC_DATASET_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
-GREY_IMAGE_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
 FOLDER_IMAGE_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
-MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
-#: Images of each character per font face, each distorted by another random map: at least 24 images per class.
-GLYPH_COPIES = 3
 
 
 def load_source(text: str | Path, *, split_seed: int | None = None, image_size: int | None = None) -> Dataset:
@@ -71,9 +67,10 @@ def load_source(text: str | Path, *, split_seed: int | None = None, image_size: 
     """
     check_type("text", text, (str, Path), "the name or the path of a data set")
     text = str(text)
-    if image_size is not None and image_size > MAX_IMAGE_SIZE:
+    max_image_size = 1024  # the largest side of pictures, in pixels
+    if image_size is not None and image_size > max_image_size:
         got = f"{image_size}"
-        raise_input_error("image_size", f"be at most {MAX_IMAGE_SIZE}", got, "Pass a number of pixels such as 84.")
+        raise_input_error("image_size", f"be at most {max_image_size}", got, "Pass a number of pixels such as 84.")
     data = _load_by_name(text, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
@@ -164,8 +161,10 @@ def locate_pictures(text: str) -> ImageSet | None:
 def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
     """Load a data set by name or path, without a random split; arguments are as in `load_source`."""
     kind, colon, given = text.partition(":")
+    # Images of each character per font face, each distorted by another random map: at least 24 images per class.
+    glyph_copies = 3
     by_name: dict[str, Callable[[], Dataset]] = {
-        "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
+        "glyphs": lambda: datasets.load_glyphs(copies=glyph_copies),
         "digits": datasets.load_digits,
     }
     if text in by_name:
@@ -183,8 +182,9 @@ def _load_by_name(text: str, image_size: int | None = None) -> Dataset:
         return datasets.load_features(path)
     pictures = locate_pictures(text)
     is_source = pictures is not None and pictures.cache_name == "source"
+    grey_image_size = 28  # the default side of a folder's grey images, in pixels, as of glyphs
     if pictures is not None and is_source and image_size is None and detect_split_folders(path) is None:
-        pictures = replace(pictures, image_side=GREY_IMAGE_SIZE, is_grey=True, cache_variant="grey")
+        pictures = replace(pictures, image_side=grey_image_size, is_grey=True, cache_variant="grey")
     if pictures is None:
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES)]
         names += [f"{other}:<root>" for other in PICTURE_LOCATORS]

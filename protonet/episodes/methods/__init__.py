@@ -51,18 +51,18 @@ class MethodSpec:
 
     function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
     transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.
-    #: Whether the method assumes that an episode has equally many queries of each class: by a quota, or by a term of
-    #: its loss whose default weight is for such queries.
     assumes_balance: bool = False
+    """Whether the method assumes that an episode has equally many queries of each class: by a quota, or by a term of
+    its loss whose default weight is for such queries."""
     needs: tuple[MethodInput, ...] = ()  #: Inputs without which the method cannot run.
     uses_base: bool = False  #: Whether the method uses base classes, if there are any.
-    #: Whether the method subtracts the mean of the base rows or, without base classes, of the support rows.
     centred: bool = False
+    """Whether the method subtracts the mean of the base rows or, without base classes, of the support rows."""
     objective: str | None = None  #: The objective that the encoder must have been trained with; None for any objective.
     adapts_encoder: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
-    #: Whether the method needs only the mean of each class. It can then also classify base classes, which are given by
-    #: their means.
     needs_only_means: bool = False
+    """Whether the method needs only the mean of each class. It can then also classify base classes, which are given by
+    their means."""
     is_slow: bool = False  #: Whether an episode takes 0.1 seconds or more. The choice "all" leaves slow methods out.
 
     def __call__(self, episodes: Episodes, **settings: object) -> Tensor:

@@ -9,7 +9,6 @@ weights of the mixture are fixed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -47,32 +46,6 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     return torch.stack(logits)
 
 
-@dataclass(frozen=True)
-class AdaptiveSettings:
-    """The hyperparameters of `adaptive`, and bounds for numerical stability. All values are our own choice."""
-
-    bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
-    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of the Gaussian and Laplacian kernel regressions.
-    #: Ridges of the linear regressions, in mean squared norms of the support rows.
-    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)
-    #: This fraction of the features' mean standard deviation is added to the standard deviation of each feature.
-    shrinkage: float = 0.1
-    newton_steps: int = 12  #: Number of Newton steps in the fit of the temperature.
-    max_log_step: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
-    #: The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
-    #: another row. Otherwise it has fixed weights.
-    min_loo_rows_per_class: float = 0.5
-    #: The fixed weight of cosines between features that are not centred. The default kernels have the fixed weight 1.
-    fixed_prototype_weight: float = 3.0
-    fixed_logit_std: float = 1.5  #: Standard deviation of the logits of a mixture with fixed weights.
-    min_positive_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
-    min_squared_value: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
-    min_curvature: float = 1e-12  #: Second derivatives in Newton steps are at least this.
-
-
-ADAPTIVE_SETTINGS = AdaptiveSettings()
-
-
 class AdaptiveView(NamedTuple):
     """The class scores of one classifier of the mixture (a view), and the weights that it gets in the mixture."""
 
@@ -82,12 +55,24 @@ class AdaptiveView(NamedTuple):
     fixed_weight: float = 0.0  #: The weight, >= 0, in a mixture with fixed weights.
 
 
+MIN_POSITIVE_VALUE = 1e-6  #: Norms, standard deviations and weights are at least this.
+
+
 def adaptive(episodes: Episodes) -> Tensor:
     """Classify by a mixture of cosine prototypes and ridge regressions, weighted by leave-one-out support losses.
 
     Source: exponential weights, Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008); leave-one-out
         residuals in closed form, Rifkin and Lippert, "Notes on regularized least squares" (2007), sec. 4.
     """
+    # All hyperparameters and bounds of this method are our own choice.
+    # This fraction of the features' mean standard deviation is added to the standard deviation of each feature.
+    shrinkage = 0.1
+    # The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
+    # another row. Otherwise it has fixed weights.
+    min_loo_rows_per_class = 0.5
+    # The fixed weight of cosines between features that are not centred. The default kernels have the fixed weight 1.
+    fixed_prototype_weight = 3.0
+    fixed_logit_std = 1.5  # standard deviation of the logits of a mixture with fixed weights
     support, labels, query, n_way = episodes.support, episodes.support_labels, episodes.query, episodes.n_way
     hot = one_hot(labels, n_way, support.dtype)
     scale = torch.linalg.vector_norm(support, dim=(1, 2), keepdim=True) / support[0].numel() ** 0.5
@@ -95,14 +80,14 @@ def adaptive(episodes: Episodes) -> Tensor:
     support, query = support / scale, query / scale
     shift = support.mean(dim=1, keepdim=True)
     deviation = support.std(dim=1, keepdim=True)
-    deviation = deviation + ADAPTIVE_SETTINGS.shrinkage * deviation.mean(dim=2, keepdim=True)
-    inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)
+    deviation = deviation + shrinkage * deviation.mean(dim=2, keepdim=True)
+    inverse = 1 / deviation.clamp_min(MIN_POSITIVE_VALUE)
     centred = support - shift, query - shift
     scaled = centred[0] * inverse, centred[1] * inverse
     with_bias = [F.pad(rows, (0, 1), value=BIAS) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
-    views = [_fit_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_prototype_weight)]
+    views = [_fit_prototype_view((support, query), hot, fixed_weight=fixed_prototype_weight)]
     views += [_fit_prototype_view(centred, hot), _fit_prototype_view(with_bias, hot)]
     views += _fit_kernel_views(gaussian, hot) + _fit_kernel_views(laplacian, hot)
     views += _fit_linear_views(centred, hot) + _fit_linear_views(scaled, hot)
@@ -119,36 +104,40 @@ def adaptive(episodes: Episodes) -> Tensor:
     prior = hot.new_tensor([view.prior_weight for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
-    enough = count >= ADAPTIVE_SETTINGS.min_loo_rows_per_class * n_way
+    enough = count >= min_loo_rows_per_class * n_way
     weights = torch.where(enough, fitted, fixed)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, true, can_leave_out[:, None])
-    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.fixed_logit_std)[:, :, None]
+    factor = torch.where(enough, factor, fixed_logit_std)[:, :, None]
     scores = (weights * torch.stack([view.query_scores for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
 
 def _fit_prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
     """Compute cosines of queries to class means, and leave-one-out cosines of support rows to class means."""
-    min_positive_value = ADAPTIVE_SETTINGS.min_positive_value
-    support, query = (F.normalize(part, dim=2, eps=min_positive_value) for part in rows)
+    support, query = (F.normalize(part, dim=2, eps=MIN_POSITIVE_VALUE) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
-    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(min_positive_value)  # (episodes, 1, n_way)
+    norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(MIN_POSITIVE_VALUE)  # (episodes, 1, n_way)
     products = support @ sums.transpose(1, 2)  # (episodes, n_support, n_way)
-    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(min_positive_value).sqrt()
+    without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(MIN_POSITIVE_VALUE).sqrt()
     return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, fixed_weight)
+
+
+MIN_SQUARED_VALUE = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
 
 
 def _fit_kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit a kernel ridge regression for each bandwidth and ridge, by distances from the support to all rows."""
+    bandwidths = (1.0, 2.0, 4.0)  # kernel bandwidths, in median distances between support rows
+    ridges = (1e-2, 1e-1, 1.0)  # ridges of the Gaussian and Laplacian kernel regressions
     between = distances[0]
-    positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_squared_value, torch.nan).flatten(1)
+    positive = between.masked_fill(between <= MIN_SQUARED_VALUE, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
-    views, prior = [], 1 / (len(ADAPTIVE_SETTINGS.bandwidths) * len(ADAPTIVE_SETTINGS.ridges))
-    for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
+    views, prior = [], 1 / (len(bandwidths) * len(ridges))
+    for bandwidth in bandwidths:
         kernel, query_kernel = ((part / (-bandwidth * median)).exp() for part in distances)
-        for ridge in ADAPTIVE_SETTINGS.ridges:
+        for ridge in ridges:
             is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY)
             views.append(_fit_ridge_view(kernel, query_kernel, ridge, hot, prior, float(is_default)))
     return views
@@ -156,11 +145,11 @@ def _fit_kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[Adaptive
 
 def _fit_linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
     """Fit one linear ridge regression with a bias for each ridge; ``rows`` has the support rows, then the queries."""
+    ridges = (1e-1, 1.0, 10.0)  # in mean squared norms of the support rows
     support, query = rows
     gram = support @ support.transpose(1, 2)
-    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_squared_value)
+    size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(MIN_SQUARED_VALUE)
     kernel, query_kernel = gram / size + 1, support @ query.transpose(1, 2) / size + 1
-    ridges = ADAPTIVE_SETTINGS.linear_ridges
     return [_fit_ridge_view(kernel, query_kernel, ridge, hot, 1 / len(ridges)) for ridge in ridges]
 
 
@@ -181,14 +170,17 @@ def _compute_score_std(scores: Tensor, weights: Tensor) -> Tensor:
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
-    return variance.sqrt().clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, None]
+    return variance.sqrt().clamp_min(MIN_POSITIVE_VALUE)[..., None, None]
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Fit inverse temperatures (...) to scores (..., n_way, n), weighted by ``rows``; return them and mean losses."""
+    newton_steps = 12  # number of Newton steps in the fit of the temperature
+    max_log_step = 1.0  # largest change of the temperature's logarithm in one Newton step
+    min_curvature = 1e-12  # second derivatives in Newton steps are at least this
     # As `protonet.selection.scoring.fit_temperature` does.
     count = rows.sum(dim=-1).clamp_min(1)
-    row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_positive_value)[..., None, :].expand_as(scores)
+    row_weights = rows.clamp_min(MIN_POSITIVE_VALUE)[..., None, :].expand_as(scores)
     spread = _compute_score_std(scores, row_weights)[..., 0, 0]
     ridge = spread.square() / (WEIGHTING.logit_prior_std**2 * count)
     true = (scores * hot).sum(dim=-2)
@@ -197,15 +189,15 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
         return (values * rows).sum(dim=-1) / count
 
     log_factor = -spread.log()
-    for _ in range(ADAPTIVE_SETTINGS.newton_steps):  # in the logarithm, with limited steps, on a convex problem
+    for _ in range(newton_steps):  # in the logarithm, with limited steps, on a convex problem
         factor = log_factor.exp()
         p = (factor[..., None, None] * scores).softmax(dim=-2)
         weighted = p * scores
         average = weighted.sum(dim=-2)
         slope = mean(average - true) + ridge * factor
         curvature = mean(weighted.mul_(scores).sum(dim=-2) - average.square()) + ridge
-        change = slope / (curvature * factor).clamp_min(ADAPTIVE_SETTINGS.min_curvature)
-        log_factor = log_factor - change.clamp(-ADAPTIVE_SETTINGS.max_log_step, ADAPTIVE_SETTINGS.max_log_step)
+        change = slope / (curvature * factor).clamp_min(min_curvature)
+        log_factor = log_factor - change.clamp(-max_log_step, max_log_step)
     factor = log_factor.exp()
     losses = -((factor[..., None, None] * scores).log_softmax(dim=-2) * hot).sum(dim=-2)
     return factor, mean(losses)

@@ -227,7 +227,7 @@ class AvailableInputs:
 MISSING_INPUT_REMEDIES = {
     "texts": ("find texts that name the classes", "Pass `texts`, an NPZ file whose y are the names of the classes."),
     "encoder": ("find an encoder", "Pass the `encoder` of such a run."),
-    "unlabelled": ("find unlabelled rows", "Pass `n_unlabelled` 5, with `n_distractors` 5 for rows of other classes."),
+    "unlabelled": ("find unlabelled rows", "Pass `unlabelled` 5, with `distractors` 5 for rows of other classes."),
     "maps": ("find maps of a network", "Make them by `protonet.episodes extract --maps`."),
     "base": (
         "find base classes beside the evaluated ones",

@@ -22,8 +22,6 @@ from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Pos
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-#: Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
-CLASS_FRACTION_OFFSET = 1e-6
 ASSIGNMENT_TOLERANCE = 1e-6  #: LaplacianShot's updates end once no assignment changes by this much.
 
 
@@ -105,7 +103,7 @@ def semi_kmeans_masked(
 def get_unlabelled_rows(episodes: Episodes) -> Tensor:
     """Get the unlabelled rows (episodes, n_unlabelled, dim); raise an InputError if there are none."""
     if episodes.unlabelled is None:
-        remedy = "Ask for unlabelled rows (`n_unlabelled` 5), or leave this method out."
+        remedy = "Ask for unlabelled rows (`unlabelled` 5), or leave this method out."
         raise_input_error("unlabelled", "be known", None, remedy)
     return episodes.unlabelled
 
@@ -171,12 +169,14 @@ def paddle(
     sums, count = hot @ episodes.support, hot.sum(dim=2, keepdim=True)
     prototypes = support_means(episodes)
     dual = torch.zeros_like(count)  # (episodes, n_way, 1)
+    # Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
+    class_fraction_offset = 1e-6
     for step in range(n_steps):
         distances = squared_distances(prototypes, episodes.query)  # (episodes, n_way, n_queries)
         logits = weight * dual - distances / (2 * temperature)
         if step < n_steps - 1:
             assigned = logits.softmax(dim=1)
-            dual = (assigned.mean(dim=2, keepdim=True) + CLASS_FRACTION_OFFSET).log()
+            dual = (assigned.mean(dim=2, keepdim=True) + class_fraction_offset).log()
             prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
     return logits.transpose(1, 2)
 

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.samplers.batch import Episodes
-
-
-@dataclass(frozen=True)
-class RoundingGuards:
-    """Guards against rounding errors, as multiples of the dtype's machine epsilon. All values are our own choice."""
-
-    #: Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
-    #: inner products.
-    min_distance: float = 4096.0
-    #: The jitter that is added to a Gram matrix's diagonal before its Cholesky factorisation, as a fraction of the
-    #: diagonal's mean.
-    cholesky_jitter: float = 8
-    cholesky_jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter after each failed factorisation.
-
-
-ROUNDING_GUARDS = RoundingGuards()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -71,10 +54,13 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
     It is faster if the smaller set comes second.
     """
+    # Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
+    # inner products.
+    min_distance = 4096.0
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
     distances = squares.baddbmm_(b, a.transpose(1, 2), alpha=-2)  # (episodes, m, n)
-    lost = distances.amin(dim=1) < ROUNDING_GUARDS.min_distance * torch.finfo(a.dtype).eps * norms  # (episodes, n)
+    lost = distances.amin(dim=1) < min_distance * torch.finfo(a.dtype).eps * norms  # (episodes, n)
     if bool(lost.any()):  # rows far from zero but close together; only these can have distances below zero
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
@@ -105,37 +91,24 @@ def reduce_to_span(rows: Tensor) -> Tensor:
 
     The coordinates are the Cholesky factor of the Gram matrix, or the rows themselves if dim <= n.
     """
+    # The jitter that is added to a Gram matrix's diagonal before its Cholesky factorisation, as a fraction of the
+    # diagonal's mean.
+    cholesky_jitter = 8
+    cholesky_jitter_growth = 10  # the factor (not in epsilons) on the jitter after each failed factorisation
     n, dim = rows.shape[1:]
     if dim <= n:
         return rows
     gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     limits = torch.finfo(rows.dtype)
-    jitter = ROUNDING_GUARDS.cholesky_jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
+    jitter = cholesky_jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
     while True:
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor
         # Linearly dependent rows need more.
-        jitter = torch.where(failed[:, None] > 0, ROUNDING_GUARDS.cholesky_jitter_growth * jitter, jitter)
-
-
-@dataclass(frozen=True)
-class AdamConstants:
-    """The constants of Adam.
-
-    The differences 1 - beta are constants of their own, because 1 - 0.9 is not exactly 0.1 in floating point.
-    """
-
-    beta1: float = 0.9  #: Decay of the average gradient per step.
-    one_minus_beta1: float = 0.1  #: 1 - beta1.
-    beta2: float = 0.999  #: Decay of the average squared gradient per step.
-    one_minus_beta2: float = 0.001  #: 1 - beta2.
-    epsilon: float = 1e-8  #: Added to the root of the average squared gradient.
-
-
-ADAM_CONSTANTS = AdamConstants()
+        jitter = torch.where(failed[:, None] > 0, cholesky_jitter_growth * jitter, jitter)
 
 
 def minimize_by_adam(
@@ -155,11 +128,17 @@ def minimize_by_adam(
     Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, with its settings.
         https://arxiv.org/abs/1412.6980
     """
+    beta1 = 0.9  # decay of the average gradient per step
+    # The differences to 1 are numbers of their own, because 1 - 0.9 is not exactly 0.1 in floating point.
+    one_minus_beta1 = 0.1
+    beta2 = 0.999  # decay of the average squared gradient per step
+    one_minus_beta2 = 0.001
+    epsilon = 1e-8  # added to the root of the average squared gradient
     weights, first, second = weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, steps + 1):
         g = gradient(weights)
-        first.lerp_(g, ADAM_CONSTANTS.one_minus_beta1)
-        second.mul_(ADAM_CONSTANTS.beta2).addcmul_(g, g, value=ADAM_CONSTANTS.one_minus_beta2)
-        spread = (second / (1 - ADAM_CONSTANTS.beta2**step)).sqrt_().add_(ADAM_CONSTANTS.epsilon)
-        weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM_CONSTANTS.beta1**step))
+        first.lerp_(g, one_minus_beta1)
+        second.mul_(beta2).addcmul_(g, g, value=one_minus_beta2)
+        spread = (second / (1 - beta2**step)).sqrt_().add_(epsilon)
+        weights.addcdiv_(first, spread, value=-learning_rate / (1 - beta1**step))
     return weights

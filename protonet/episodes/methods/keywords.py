@@ -66,8 +66,8 @@ class MethodSetting:
     bound: Bound | None  #: The range of the number, or of each number of a tuple; None for any.
     default: object  #: The default value, or `inspect.Parameter.empty`.
     description: str  #: The description in the docstring, in one line, or "".
-    #: The values to try, from the `SearchSpace` in the type; empty without it.
     candidate_values: tuple[object, ...] = ()
+    """The values to try, from the `SearchSpace` in the type; empty without it."""
 
 
 def _parse_number(text: str) -> float:

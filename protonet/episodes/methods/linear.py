@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -13,15 +13,6 @@ from protonet.episodes.methods.common import cosines, draw_row_orders, one_hot, 
 from protonet.episodes.methods.keywords import BelowOne, Fraction, NonNegative, Positive, PositiveCount, SearchSpace
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
-
-#: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be lost
-#: by rounding.
-MIN_RIDGE_IN_EPSILONS = 4
-#: The logistic regression of `distribution_calibration` ends at this ``decrement`` (see `fit_logistic`), in nats. The
-#: effect is far below the sampling error.
-CALIBRATION_DECREMENT = 1e-2
-BASE_CLASSES_PER_BLOCK = 8  #: Number of base classes whose noise is computed at a time.
-MAX_SAMPLED_FEATURES = 2**24  #: Maximum number of sampled features in memory, but at least one episode's.
 
 
 def ridge_regression(
@@ -46,20 +37,6 @@ def ridge_regression(
     eye = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     coefficients: Tensor = torch.linalg.solve(gram + penalty * eye, target)
     return scale * (cosines(episodes.query, rows) + 1) @ coefficients + shift  # eq. 6
-
-
-@dataclass(frozen=True)
-class LogisticNewtonLimits:
-    """The limits of Newton's method for logistic regression. All values are our own choice."""
-
-    max_steps: int = 30  #: Maximum number of Newton steps.
-    max_conjugate_gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
-    max_relative_residual: float = 0.1  #: Conjugate gradients end at this fraction of the initial residual.
-    max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    loss_tolerance_epsilons: float = 8  #: Relative increases of the loss by fewer epsilons count as rounding errors.
-
-
-LOGISTIC_NEWTON_LIMITS = LogisticNewtonLimits()
 
 
 def logistic_regression(
@@ -102,6 +79,9 @@ def fit_logistic(
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """
+    max_steps = 30  # maximum number of Newton steps
+    max_halvings = 20  # maximum number of times that a step is halved because it would increase the loss
+    loss_tolerance_epsilons = 8  # relative increases of the loss by fewer epsilons count as rounding errors
     mean = rows.mean(dim=1, keepdim=True)  # goes into the intercept: centred rows need fewer steps
     rows = torch.cat([rows - mean, torch.ones_like(rows[:, :, :1])], dim=2)  # (episodes, n, dim + 1)
     penalty = rows.new_full((rows.shape[2], 1), 1 / inverse_penalty)
@@ -110,7 +90,7 @@ def fit_logistic(
     logits = torch.zeros_like(target)
     loss = _compute_objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
-    for _ in range(LOGISTIC_NEWTON_LIMITS.max_steps):
+    for _ in range(max_steps):
         probability = logits.softmax(dim=2)
         gradient = _multiply_transpose(rows, probability - target) + penalty * weight
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
@@ -120,9 +100,9 @@ def fit_logistic(
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(LOGISTIC_NEWTON_LIMITS.max_halvings):
+        for _ in range(max_halvings):
             trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + LOGISTIC_NEWTON_LIMITS.loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -138,10 +118,12 @@ def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: 
 
 def _compute_newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
+    max_conjugate_gradient_steps = 50  # maximum number of conjugate gradient steps per Newton step
+    max_relative_residual = 0.1  # conjugate gradients end at this fraction of the initial residual
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner_product(residual, residual)
-    enough = LOGISTIC_NEWTON_LIMITS.max_relative_residual**2 * square
-    for _ in range(LOGISTIC_NEWTON_LIMITS.max_conjugate_gradient_steps):
+    enough = max_relative_residual**2 * square
+    for _ in range(max_conjugate_gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break
@@ -212,7 +194,10 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     # (episodes, n_way, dim, dim)
     covariance = within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
-    min_ridge = (MIN_RIDGE_IN_EPSILONS * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
+    # Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be
+    # lost by rounding.
+    min_ridge_in_epsilons = 4
+    min_ridge = (min_ridge_in_epsilons * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)
@@ -402,7 +387,9 @@ def distribution_calibration(
     if n_nearest > len(base.rows_by_class.class_counts):
         limit = f"be at most the number of base classes ({len(base.rows_by_class.class_counts)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
-    max_episodes = max(1, MAX_SAMPLED_FEATURES // (episodes.n_way * n_samples * episodes.support.shape[2]))
+    # Maximum number of sampled features in memory, but at least one episode's.
+    max_sampled_features = 2**24
+    max_episodes = max(1, max_sampled_features // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
     logits = []
     for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):
@@ -434,8 +421,9 @@ def _classify_by_calibration(
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
     # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes near any row.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
-    for first in range(0, len(used), BASE_CLASSES_PER_BLOCK):
-        deviations = _compute_scaled_deviations(base, used[first : first + BASE_CLASSES_PER_BLOCK], support.dtype)
+    base_classes_per_block = 8  # number of base classes whose noise is computed at a time
+    for first in range(0, len(used), base_classes_per_block):
+        deviations = _compute_scaled_deviations(base, used[first : first + base_classes_per_block], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
             position = chosen[..., rank] - first
@@ -445,7 +433,10 @@ def _classify_by_calibration(
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
     sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
     target = one_hot(torch.cat([episodes.support_labels, sampled], dim=1), episodes.n_way, support.dtype)
-    weight, intercept = fit_logistic(rows, target, decrement=CALIBRATION_DECREMENT)
+    # The logistic regression of `distribution_calibration` ends at this ``decrement`` (see `fit_logistic`), in nats.
+    # The effect is far below the sampling error.
+    calibration_decrement = 1e-2
+    weight, intercept = fit_logistic(rows, target, decrement=calibration_decrement)
     return query @ weight + intercept
 
 

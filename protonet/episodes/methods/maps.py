@@ -11,19 +11,16 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import draw_row_orders, one_hot, squared_distances, support_means
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
-from protonet.episodes.methods.svm import INTERIOR_POINT_LIMITS, compute_max_step_size
+from protonet.episodes.methods.svm import (
+    BOUNDARY_FRACTION,
+    INTERIOR_POINT_TOLERANCE,
+    MAX_INTERIOR_POINT_STEPS,
+    compute_max_step_size,
+)
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
 RIDGE_OFFSET = 1e-6  #: Added to the ridge of `feature_map_reconstruction`, as in the authors' code.
-DISTANCE_OFFSET = 1e-5  #: Added to squared distances before the root, as in the authors' code.
-#: Maximum number of distances between channels in memory, but at least those of one row.
-DISTANCES_PER_BLOCK = 2**22
-#: Maximum number of covariances between channels in memory, but at least those of one row.
-COVARIANCES_PER_BLOCK = 2**24
-POSITION_WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
-#: Number of flows, one per pair of positions, that are computed at a time, to fit into processor caches.
-FLOWS_PER_BLOCK = 2**17
 
 
 def reshape_to_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
@@ -131,8 +128,10 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     support, query = reshape_to_positions(episodes)
     channels = support.shape[3]
     n_covariances = channels * (channels + 1) // 2  # of a row
-    max_episodes = max(1, COVARIANCES_PER_BLOCK // (n_covariances * support.shape[1]))
-    max_queries = max(1, COVARIANCES_PER_BLOCK // (n_covariances * max_episodes))
+    # Maximum number of covariances between channels in memory, but at least those of one row.
+    covariances_per_block = 2**24
+    max_episodes = max(1, covariances_per_block // (n_covariances * support.shape[1]))
+    max_queries = max(1, covariances_per_block // (n_covariances * max_episodes))
     one_shot = support.shape[1] == episodes.n_way
     logits = []
     blocks = (tensor.split(max_episodes) for tensor in (support, query, episodes.support_labels))
@@ -154,11 +153,15 @@ def _compute_distance_covariances(maps: Tensor, scale: float | None) -> Tensor:
     factor = 1 / (2 * n_positions) if scale is None else scale
     first, second = torch.triu_indices(channels, channels, device=maps.device)
     matrices = []
-    for some in maps.flatten(0, 1).split(max(1, DISTANCES_PER_BLOCK // channels**2)):
+    # Added to squared distances before the root, as in the authors' code.
+    distance_offset = 1e-5
+    # Maximum number of distances between channels in memory, but at least those of one row.
+    distances_per_block = 2**22
+    for some in maps.flatten(0, 1).split(max(1, distances_per_block // channels**2)):
         gram = some.transpose(1, 2) @ some  # (rows, channels, channels)
         norms = gram.diagonal(dim1=1, dim2=2)
         squares = (norms[:, :, None] + norms[:, None, :] - 2 * gram).clamp_min(0)
-        distances = (factor * squares + DISTANCE_OFFSET).sqrt()
+        distances = (factor * squares + distance_offset).sqrt()
         means = distances.mean(dim=2, keepdim=True)
         centred = distances - means - means.transpose(1, 2) + means.mean(dim=1, keepdim=True)
         matrices.append(centred[:, first, second])
@@ -230,11 +233,15 @@ def compute_emd_logits(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
     n_positions = rows.shape[2]
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
     cosines = torch.einsum("enpc,ewqc->enwpq", *unit)
+    # Added to the weights of positions, as in the authors' code.
+    position_weight_offset = 1e-3 + 1e-5
+    # Number of flows, one per pair of positions, that are computed at a time, to fit into processor caches.
+    flows_per_block = 2**17
     with torch.no_grad():
-        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + POSITION_WEIGHT_OFFSET
-        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + POSITION_WEIGHT_OFFSET
+        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + position_weight_offset
+        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + position_weight_offset
         weights = (n_positions * weight / weight.sum(dim=3, keepdim=True) for weight in (supply, demand))
-        n_problems = max(1, FLOWS_PER_BLOCK // n_positions**2)
+        n_problems = max(1, flows_per_block // n_positions**2)
         problems = (part.flatten(0, 2).split(n_problems) for part in (1 - cosines, *weights))
         flows = torch.cat([solve_optimal_transport(*some) for some in zip(*problems, strict=True)]).view_as(cosines)
     return scale / n_positions * (cosines * flows).sum(dim=(3, 4))
@@ -259,9 +266,9 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
     flow = supply[:, :, None] * demand[:, None, :] / supply.sum(dim=1)[:, None, None]
     slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # the costs less the prices of both ends
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
-    for _ in range(INTERIOR_POINT_LIMITS.max_steps):
+    for _ in range(MAX_INTERIOR_POINT_STEPS):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
-        going = gap > INTERIOR_POINT_LIMITS.relative_tolerance * first
+        going = gap > INTERIOR_POINT_TOLERANCE * first
         if not bool(going.any()):
             break
         barrier_ratio = flow / slack
@@ -280,8 +287,8 @@ def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Te
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         flow_step, slack_step = solve(flow * slack + flow_step * slack_step - centre)
         flow_size, slack_size = compute_max_step_size(flow, flow_step), compute_max_step_size(slack, slack_step)
-        flow = (flow + INTERIOR_POINT_LIMITS.boundary_fraction * flow_size * flow_step).where(going, flow)
-        slack = (slack + INTERIOR_POINT_LIMITS.boundary_fraction * slack_size * slack_step).where(going, slack)
+        flow = (flow + BOUNDARY_FRACTION * flow_size * flow_step).where(going, flow)
+        slack = (slack + BOUNDARY_FRACTION * slack_size * slack_step).where(going, slack)
     return flow
 
 

@@ -18,9 +18,6 @@ from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCo
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-#: If centring reduces a query's squared norm to less than this fraction, the centred query is computed explicitly:
-#: differences of inner products would be too inexact.
-MIN_CENTRED_NORM_FRACTION = 1e-2
 #: Added to the votes of each class, which sum to 1, so that a class without neighbours has a finite logit. Our choice.
 VOTE_OFFSET = 1e-6
 
@@ -73,7 +70,10 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     products = (means_and_centre @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
     centred_squares = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries)
     directions = products[:, :-1] / centred_squares.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    inexact = centred_squares < MIN_CENTRED_NORM_FRACTION * squares
+    # If centring reduces a query's squared norm to less than this fraction, the centred query is computed explicitly:
+    # differences of inner products would be too inexact.
+    min_centred_norm_fraction = 1e-2
+    inexact = centred_squares < min_centred_norm_fraction * squares
     if bool(inexact.any()):  # queries close to the centre
         directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(inexact, directions)
     return _compute_negative_distances(directions, means)

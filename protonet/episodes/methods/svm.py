@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,17 +12,10 @@ from protonet.episodes.methods.common import cosines, one_hot
 from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.samplers.batch import Episodes
 
+MAX_INTERIOR_POINT_STEPS = 40  #: Maximum number of steps; the limits of interior-point methods are our own choice.
+INTERIOR_POINT_TOLERANCE = 1e-12  #: Steps end once the error is below this fraction of the initial error.
 
-@dataclass(frozen=True)
-class SvmNewtonLimits:
-    """The limits of Newton's method for linear SVMs. All values are our own choice."""
-
-    max_steps: int = 50  #: Maximum number of Newton steps.
-    max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    loss_tolerance_epsilons: float = 8  #: Relative increases of the loss by fewer epsilons count as rounding errors.
-
-
-SVM_NEWTON_LIMITS = SvmNewtonLimits()
+BOUNDARY_FRACTION = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
 
 
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
@@ -50,6 +42,9 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
 
 def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
     """Fit SVMs with squared hinge loss to labels 1 or -1, ``signs`` (..., n); return dual coefficients (..., n)."""
+    max_steps = 50  # maximum number of Newton steps
+    max_halvings = 20  # maximum number of times that a step is halved because it would increase the loss
+    loss_tolerance_epsilons = 8  # relative increases of the loss by fewer epsilons count as rounding errors
     # A Newton step solves a least-squares problem on the rows whose margin is below 1. The minimum is found once these
     # are the same rows in two steps.
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
@@ -57,18 +52,18 @@ def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> T
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
     going = torch.ones_like(loss, dtype=torch.bool)  # machines that have converged stay as they are
-    for _ in range(SVM_NEWTON_LIMITS.max_steps):
+    for _ in range(max_steps):
         near = (signs * outputs < 1).to(kernel.dtype)
         system = near[..., None] * kernel * near[..., None, :] + ridge
         step = torch.linalg.solve(system, (near * signs)[..., None])[..., 0] - dual
         change = (kernel @ step[..., None])[..., 0]
         size = going.to(kernel.dtype)
-        for _ in range(SVM_NEWTON_LIMITS.max_halvings):
+        for _ in range(max_halvings):
             new_dual, new_outputs = dual + size * step, outputs + size * change
             hinge = (1 - signs * new_outputs).clamp_min(0)
             new_loss = 0.5 * (new_dual * new_outputs).sum(dim=-1, keepdim=True)
             new_loss = new_loss + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = new_loss > loss * (1 + SVM_NEWTON_LIMITS.loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
+            worse = new_loss > loss * (1 + loss_tolerance_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -78,18 +73,6 @@ def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> T
         if not bool(going.any()):
             break
     return dual
-
-
-@dataclass(frozen=True)
-class InteriorPointLimits:
-    """The limits of interior-point methods. All values are our own choice."""
-
-    max_steps: int = 40  #: Maximum number of steps.
-    relative_tolerance: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
-    boundary_fraction: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
-
-
-INTERIOR_POINT_LIMITS = InteriorPointLimits()
 
 
 def metaopt_svm(
@@ -135,7 +118,7 @@ def _solve_svm_dual(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
     price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), multipliers of the rows' sums
     first: Tensor | None = None
-    for _ in range(INTERIOR_POINT_LIMITS.max_steps):
+    for _ in range(MAX_INTERIOR_POINT_STEPS):
         wrong_bound = dual_variables + slack - bound
         wrong_slope = dual_variables @ gram - hot + multiplier + price
         wrong_sum = dual_variables.sum(dim=1, keepdim=True)
@@ -143,7 +126,7 @@ def _solve_svm_dual(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
-        going = error > INTERIOR_POINT_LIMITS.relative_tolerance * first
+        going = error > INTERIOR_POINT_TOLERANCE * first
         if not bool(going.any()):
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
@@ -154,7 +137,7 @@ def _solve_svm_dual(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         predicted = torch.mul(*(before + compute_max_step_size(before, both) * both).chunk(2, dim=1))
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step, price_step, both = solve(slack * multiplier + torch.mul(*both.chunk(2, dim=1)) - centre)
-        size = INTERIOR_POINT_LIMITS.boundary_fraction * compute_max_step_size(before, both) * going
+        size = BOUNDARY_FRACTION * compute_max_step_size(before, both) * going
         dual_variables, price = dual_variables + size * step, price + size * price_step
         slack, multiplier = (before + size * both).chunk(2, dim=1)
     return dual_variables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -21,11 +20,6 @@ from protonet.episodes.methods.keywords import (
 )
 from protonet.episodes.methods.transport import power_transform
 from protonet.episodes.samplers.batch import Episodes
-
-MIN_NODE_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
-#: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
-CENTROID_EDGE_BONUS = 1e-5
-MIN_DISTANCE_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
 def compute_tim_gradient(
@@ -62,18 +56,6 @@ def compute_tim_gradient(
     pu = of_query * u / of_query.shape[2]
     by_query = torch.addcmul(pu, of_query, pu.sum(dim=1, keepdim=True), value=-1)
     return torch.cat([(of_support - labels) * (cross / n_support), by_query], dim=2)
-
-
-@dataclass(frozen=True)
-class AlphaTimDefaults:
-    """The defaults of `alpha_tim` for alpha, by the number of support rows per class, from the authors' code."""
-
-    one_shot_alpha: float = 2  #: For one support row per class.
-    few_shots_alpha: float = 5  #: For more than one and fewer than five support rows per class, on average.
-    five_shots_alpha: float = 7  #: For five or more support rows per class, on average.
-
-
-ALPHA_TIM_DEFAULTS = AlphaTimDefaults()
 
 
 def tim(
@@ -134,7 +116,7 @@ def alpha_tim(
 
     Args:
         alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
-            takes the value of `AlphaTimDefaults`.
+            takes 2, 5 or 7 for one, for fewer than five, and for more support rows per class.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
         temperature: > 0, divides half the squared distances.
@@ -146,8 +128,7 @@ def alpha_tim(
     """
     if alpha is None:
         shots = episodes.support.shape[1] / episodes.n_way
-        tuned = ALPHA_TIM_DEFAULTS
-        alpha = tuned.one_shot_alpha if shots <= 1 else tuned.five_shots_alpha if shots >= 5 else tuned.few_shots_alpha
+        alpha = 2.0 if shots <= 1 else 5.0 if shots < 5 else 7.0  # as in the authors' code
     rows, labels, means = _prepare_rows(episodes)
 
     def gradient(prototypes: Tensor) -> Tensor:
@@ -251,23 +232,6 @@ def transductive_finetune(
     return logits(layer)[..., n_support:].transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class AlphaAmDefaults:
-    """Default settings of `alpha_am` by the number of support rows per class, from the authors' code (AM.py).
-
-    Each pair has the value for fewer than ``many_shots_threshold`` support rows, then the value for more. For two to
-    four rows the code has an alpha of 1, which divides by zero in its formula; here they have the values of one row.
-    """
-
-    many_shots_threshold: int = 5  #: The minimum number of support rows per class for the second value of each pair.
-    alpha: tuple[float, float] = (2.0, 5.0)  #: The parameter alpha of the marginal and the conditional entropy.
-    n_neighbours: tuple[int, int] = (20, 10)  #: Number of neighbours of a row in the graph.
-    spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread over the graph, in [0, 1).
-
-
-ALPHA_AM_DEFAULTS = AlphaAmDefaults()
-
-
 def alpha_am(
     episodes: Episodes,
     *,
@@ -289,12 +253,13 @@ def alpha_am(
 
     Args:
         alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
-            takes the value of `AlphaAmDefaults`.
+            takes 2, or 5 from five support rows per class on.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
         n_neighbours: Number of neighbours of a row in the graph, >= 1; all other rows if there are fewer. None takes
-            the value of `AlphaAmDefaults`.
-        spread: How far labels spread over the graph, in [0, 1). None takes the value of `AlphaAmDefaults`.
+            20, or 10 from five support rows per class on.
+        spread: How far labels spread over the graph, in [0, 1). None takes 0.8, or 0.9 from five support rows
+            per class on.
         temperature: > 0, divides the labels that reach a row.
         learning_rate: The learning rate of Adam, > 0.
         steps: How often labels are spread over the graph, >= 1. Adam takes one step between two such spreads.
@@ -305,10 +270,12 @@ def alpha_am(
         sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in
         units of their standard deviation, and centroids that select no neighbours.
     """
-    many = episodes.support.shape[1] / episodes.n_way >= ALPHA_AM_DEFAULTS.many_shots_threshold
-    alpha = ALPHA_AM_DEFAULTS.alpha[many] if alpha is None else alpha
-    n_neighbours = ALPHA_AM_DEFAULTS.n_neighbours[many] if n_neighbours is None else n_neighbours
-    spread = ALPHA_AM_DEFAULTS.spread[many] if spread is None else spread
+    # Defaults are those of the authors' code (AM.py). For two to four support rows per class, it has an alpha of 1,
+    # which divides by zero in its formula; here they have the values of one row.
+    many = episodes.support.shape[1] / episodes.n_way >= 5
+    alpha = (2.0, 5.0)[many] if alpha is None else alpha
+    n_neighbours = (20, 10)[many] if n_neighbours is None else n_neighbours
+    spread = (0.8, 0.9)[many] if spread is None else spread
     n_support, n_way = episodes.support.shape[1], episodes.n_way
     rows, hot, centroids = _prepare_rows(episodes, plc=plc)
     row_distances = torch.cdist(rows, rows)
@@ -345,15 +312,21 @@ def _build_centroid_graph(
     among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
     upper, lower = torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), row_distances], dim=2)
     distances = torch.cat([upper, lower], dim=1)
-    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_DISTANCE_VARIANCE)
+    # Lower bound of the variance of distances, for equal rows. Our own choice.
+    min_distance_variance = 1e-12
+    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(min_distance_variance)
     affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
     itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
     affinity = affinity.masked_fill(itself, 0)
+    # Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
+    centroid_edge_bonus = 1e-5
     # A centroid comes before a support row that equals it: the order of ties would be arbitrary.
-    bonus = F.pad(affinity.new_full((n_way,), 1 + CENTROID_EDGE_BONUS), (0, distances.shape[1] - n_way), value=1)
+    bonus = F.pad(affinity.new_full((n_way,), 1 + centroid_edge_bonus), (0, distances.shape[1] - n_way), value=1)
     near = (affinity * bonus).topk(min(n_neighbours, distances.shape[1] - 1), dim=2).indices
     affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
     affinity = F.pad(affinity, (0, 0, n_way, 0))
     graph = weight * (affinity + affinity.transpose(1, 2)) / 2
-    root = (graph.sum(dim=2) + MIN_NODE_DEGREE).rsqrt()
+    # Added to the sum of the edge weights of each row, as in the authors' code.
+    min_node_degree = 1e-12
+    root = (graph.sum(dim=2) + min_node_degree).rsqrt()
     return root[:, :, None] * graph * root[:, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,24 +12,10 @@ from protonet.episodes.methods.common import one_hot, squared_distances, support
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount, PositiveFraction
 from protonet.episodes.samplers.batch import Episodes
 
-
-@dataclass(frozen=True)
-class SinkhornLimits:
-    """The stopping criteria of Sinkhorn's iterations in `sinkhorn_scales`, and a bound on their input."""
-
-    tolerance: float = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
-    max_iterations: int = 1000  #: Maximum number of iterations, as in PT-MAP's code (test_standard.py).
-    #: Iterations also end once the relative change of each scale differs by at most this from the change before. If
-    #: classes are far apart, scales drift at a constant rate for hundreds of iterations without an effect on the plan.
-    #: The authors' code has such a criterion on row sums.
-    max_drift: float = 1e-6
-    min_exponent: float = -60  #: Minimum exponent of the kernel: exp(-60) is above 0 in float32. Our own choice.
-
-
-SINKHORN_LIMITS = SinkhornLimits()
-MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
-MAX_QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
 POWER_TRANSFORM_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
+
+
+MIN_EXPONENT = -60  #: Minimum exponent of the kernel: exp(-60) is above 0 in float32. Our own choice.
 
 
 def pt_map(
@@ -68,7 +54,7 @@ def pt_map(
         products = torch.addcmul(probabilities @ query_gram, rates, products_of_means)  # (episodes, n_way, n_queries)
         cross = (probabilities * (products + rates * products_of_means)).sum(dim=2, keepdim=True)
         logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
-        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN_LIMITS.min_exponent).exp_()
+        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(MIN_EXPONENT).exp_()
         scale = sinkhorn_scales(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         if epoch < n_epochs:
             plan = kernel.mul_(scale)
@@ -82,7 +68,9 @@ def pt_map(
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute inner products query-query, mean-query and mean-mean after the power transform; means are class means."""
     n_queries, dim = episodes.query.shape[1:]
-    size = max(1, MAX_QUERY_FLOATS_IN_CACHE // (n_queries * dim))
+    # Number of floats of queries that are transformed and multiplied at a time.
+    max_query_floats_in_cache = 2**20
+    size = max(1, max_query_floats_in_cache // (n_queries * dim))
     blocks = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
@@ -107,7 +95,15 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-    return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
+    min_row_norm = 1e-12  # rows are divided by at least this norm
+    return rows.div_(norms.clamp_min_(min_row_norm))
+
+
+SINKHORN_TOLERANCE = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
+#: Iterations also end once the relative change of each scale differs by at most this from the change before. If
+#: classes are far apart, scales drift at a constant rate for hundreds of iterations without an effect on the plan. The
+#: authors' code has such a criterion on row sums.
+SINKHORN_MAX_DRIFT = 1e-6
 
 
 def sinkhorn_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, scale: Tensor) -> Tensor:
@@ -125,12 +121,13 @@ def sinkhorn_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, sca
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
+    max_iterations = 1000  # maximum number of iterations, as in PT-MAP's code (test_standard.py)
     last = torch.zeros_like(scale)
-    for _ in range(SINKHORN_LIMITS.max_iterations):
+    for _ in range(max_iterations):
         row_scale = query_mass / (kernel * scale).sum(dim=1, keepdim=True)
         following = class_quota / (kernel * row_scale).sum(dim=2, keepdim=True)
         change = (following - scale) / following
-        far = (change.abs() > SINKHORN_LIMITS.tolerance) & ((change - last).abs() > SINKHORN_LIMITS.max_drift)
+        far = (change.abs() > SINKHORN_TOLERANCE) & ((change - last).abs() > SINKHORN_MAX_DRIFT)
         moving, last = far.any(dim=1, keepdim=True), change
         scale = torch.where(moving, following, scale)
         if not bool(moving.any()):
@@ -183,7 +180,7 @@ def proto_lp(
     for epoch in range(n_epochs + 1):
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
         if balanced:
-            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN_LIMITS.min_exponent).exp()
+            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(MIN_EXPONENT).exp()
             scales[0] = sinkhorn_scales(kernel, mass, quota, scales[0])
             logits += scales[0].log()
         if epoch == n_epochs:
@@ -219,18 +216,6 @@ def _propagate_labels(assigned: Tensor, count: Tensor, gamma: float, *, paper: b
     degree = torch.diag_embed(count[..., 0])
     labels_of_prototypes: Tensor = torch.linalg.solve(degree + gamma * laplacian, degree)  # (episodes, n_way, n_way)
     return labels_of_prototypes.transpose(1, 2) @ assigned
-
-
-@dataclass(frozen=True)
-class IlpcClassifierSettings:
-    """The SGD settings of iLPC's linear classifier, as in the authors' code (iterative_graph_functions.py)."""
-
-    learning_rate: float = 0.1  #: The learning rate of all steps.
-    momentum: float = 0.9  #: Momentum, in [0, 1).
-    weight_decay: float = 5e-4  #: The outputs times this factor are added to the gradient of the outputs.
-
-
-ILPC_SETTINGS = IlpcClassifierSettings()
 
 
 def ilpc(
@@ -312,6 +297,10 @@ def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """
+    # The settings of SGD are those of the authors' code (iterative_graph_functions.py).
+    learning_rate = 0.1
+    momentum = 0.9
+    weight_decay = 5e-4  # the outputs times this factor are added to the gradient of the outputs
     products = known @ gram  # (episodes, n_way, rows), of the sum of a class's rows with each row
     norms = (known * products).sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).sqrt()
     outputs, velocity = products / norms, torch.zeros_like(products)
@@ -320,7 +309,7 @@ def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps
     for _ in range(n_steps):
         log_probabilities = outputs.log_softmax(dim=1)
         total += log_probabilities
-        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=ILPC_SETTINGS.weight_decay)
-        velocity = gradient.add_(velocity, alpha=ILPC_SETTINGS.momentum)
-        outputs.sub_(velocity, alpha=ILPC_SETTINGS.learning_rate)
+        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=weight_decay)
+        velocity = gradient.add_(velocity, alpha=momentum)
+        outputs.sub_(velocity, alpha=learning_rate)
     return -(labels * total).sum(dim=1) / n_steps

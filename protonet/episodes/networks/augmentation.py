@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class AugmentationLimits:
-    """Limits of the random changes to training rows. All values are our own choice."""
-
-    max_rotation_radians: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
-    max_log_stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
-    max_shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
-    noise_std: float = 0.3
-    """Rows other than images: standard deviation of the noise, divided by that of each feature."""
-    max_rows_for_std: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
-
-
-AUGMENTATION_LIMITS = AugmentationLimits()
 
 
 def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
@@ -37,6 +21,11 @@ def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
     return None
 
 
+#: Limits of the random changes to images, our own choice: the largest rotation to either side; the largest logarithm of
+#: the scale along either axis, and the largest shear; the largest shift along either axis, of half the image's side.
+MAX_ROTATION_RADIANS, MAX_LOG_STRETCH, MAX_SHIFT = math.pi / 12, 0.2, 0.15
+
+
 def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tensor:
     """Draw n random affine maps that rotate, scale, shear and shift images.
 
@@ -49,17 +38,16 @@ def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) 
         Matrices (n, 2, 3) float32 for `torch.nn.functional.affine_grid`: from output to input coordinates, which are -1
         and 1 at the edges of an image.
     """
-    limits = AUGMENTATION_LIMITS
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
-    cos, sin = (limits.max_rotation_radians * angle).cos(), (limits.max_rotation_radians * angle).sin()
+    cos, sin = (MAX_ROTATION_RADIANS * angle).cos(), (MAX_ROTATION_RADIANS * angle).sin()
     rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
     ones = torch.ones(n)
-    slant = torch.stack([ones, limits.max_log_stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
-    linear = rotation @ slant * (limits.max_log_stretch * torch.stack(scales, dim=1)).exp()[:, None]
+    slant = torch.stack([ones, MAX_LOG_STRETCH * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
+    linear = rotation @ slant * (MAX_LOG_STRETCH * torch.stack(scales, dim=1)).exp()[:, None]
     if flip:
         signs = 1 - 2 * torch.randint(2, (n, 1), generator=generator).float()
         linear = torch.stack([signs * linear[..., 0], linear[..., 1]], dim=2)  # (n, 2, 2)
-    return torch.cat([linear, limits.max_shift * torch.stack([right, down], dim=1)[..., None]], dim=2)
+    return torch.cat([linear, MAX_SHIFT * torch.stack([right, down], dim=1)[..., None]], dim=2)
 
 
 def warp_images(x: Tensor, maps: Tensor) -> Tensor:
@@ -74,6 +62,9 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
     images = x.reshape(-1, *shape)  # (n, channels, side, side)
     grid = F.affine_grid(maps, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).flatten(1)
+
+
+NOISE_STD = 0.3  #: Of rows other than images: standard deviation of the noise, divided by that of each feature.
 
 
 def augment_rows(x: Tensor, stds: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
@@ -95,6 +86,6 @@ def augment_rows(x: Tensor, stds: Tensor | None, generator: torch.Generator, *, 
     """
     rows_of_batch = slice(first, first + len(x))
     if stds is not None:
-        return x + AUGMENTATION_LIMITS.noise_std * stds * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+        return x + NOISE_STD * stds * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
     shape = infer_image_shape(x.shape[1])
     return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

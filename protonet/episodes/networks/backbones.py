@@ -15,9 +15,7 @@ from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import raise_input_error
 
-RESNET12_CHANNELS = (64, 160, 320, 640)  #: Channels of the four blocks of ResNet-12.
 LEAKY_RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
-DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the feature map.
 #: The backbones for square images, with the smallest side of an image in pixels that each can process.
 MIN_IMAGE_SIDES = {"conv": 8, "conv4": 16, "resnet12": 16}
 EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows_in_batches` embeds at a time.
@@ -164,8 +162,10 @@ def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequentia
         rectifiers of Lee et al., "MetaOptNet" (2019), https://arxiv.org/abs/1904.03758, and the mean of the last
         feature maps.
     """
-    drops = [DropBlock(dropblock, size) for size in (1, 1, DROPBLOCK_SIZE, DROPBLOCK_SIZE)]
-    blocks = map(ResidualBlock, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
+    dropblock_size = 5  # side of the squares that DropBlock drops, in pixels of the feature map
+    drops = [DropBlock(dropblock, size) for size in (1, 1, dropblock_size, dropblock_size)]
+    resnet12_channels = (64, 160, 320, 640)  # channels of the four blocks of ResNet-12
+    blocks = map(ResidualBlock, (shape[0], *resnet12_channels), resnet12_channels, drops)
     return nn.Sequential(nn.Unflatten(1, shape), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from protonet._io import write_atomically
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.samplers.batch import TrainedEncoder
+from protonet.episodes.settings import TrainingPlan
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.

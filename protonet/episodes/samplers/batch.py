@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.samplers.sampler import (
     RandomStream,
     RowPool,
@@ -24,6 +23,7 @@ from protonet.episodes.samplers.sampler import (
     Sampler,
     sample_uniform_by_episode,
 )
+from protonet.episodes.settings import TrainingPlan
 from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
 ROWS_PER_CHUNK = 8192  #: Number of rows that are summed or hashed at a time.
@@ -45,10 +45,10 @@ class TrainedEncoder(NamedTuple):
     head: nn.Module  #: The module on top of the encoder that was trained together with it, from `make_head`.
     plan: TrainingPlan  #: The settings with which encoder and head were trained.
     take: RowReader  #: Maps row indices (k,) to inputs (k, dim) of the encoder, such as pixels.
-    #: (episodes, n_support) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
     support_ids: Tensor | None = None
-    #: (episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
+    """(episodes, n_support) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them."""
     query_ids: Tensor | None = None
+    """(episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them."""
     beats_raw_features: bool = True  #: Whether it was more accurate than raw features on its validation classes.
 
     def gather_inputs(self) -> tuple[Tensor, Tensor]:
@@ -89,14 +89,15 @@ class Episodes:
     query: Tensor  #: (episodes, n_queries, dim), the dtype of ``support``, the query rows of all classes.
     n_way: int  #: Classes per episode.
     base: BaseClasses | None = None  #: The base classes, or None.
-    #: (episodes, n_way, dim), the dtype of ``support``: the embedding of a text that names each class, or None.
     texts: Tensor | None = None
-    #: (episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
-    #: of distractor classes, or None.
+    """(episodes, n_way, dim), the dtype of ``support``: the embedding of a text that names each class, or None."""
     unlabelled: Tensor | None = None
+    """(episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
+    of distractor classes, or None."""
     trained: TrainedEncoder | None = None  #: The meta-trained encoder that embedded the rows, or None.
-    #: (channels, height, width) if rows are pictures or feature maps, flattened in this order of axes; otherwise None.
     shape: tuple[int, int, int] | None = None
+    """(channels, height, width) if rows are pictures or feature maps, flattened in this order of axes; otherwise None.
+    """
 
     def select_queries(self, queries: slice) -> Episodes:
         """Select a range of the queries of every episode; the support and all other inputs stay the same."""
@@ -158,8 +159,8 @@ class EpisodeBatch:
     support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), the class of each row in its episode.
     query_ids: Tensor  #: (episodes, n_queries) int64; queries of open classes come last.
     query_labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), or -1 for queries of open classes.
-    #: (episodes, n_queries) int64, the number of support rows of the query's class; 0 for open classes.
     query_shots: Tensor
+    """(episodes, n_queries) int64, the number of support rows of the query's class; 0 for open classes."""
     unlabelled_ids: Tensor  #: (episodes, n_unlabelled) int64.
     n_way: int  #: Classes per episode.
 

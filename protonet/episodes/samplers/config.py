@@ -29,11 +29,6 @@ from protonet.episodes.samplers.sampler import (
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
-#: Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square of
-#: the number of draws, to which the time of tensors is in proportion.
-MIN_SQUARED_DRAWS_PER_CLASS = 100
-HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
-
 
 @dataclass(frozen=True)
 class EpisodeConfig(Sampler):
@@ -45,39 +40,39 @@ class EpisodeConfig(Sampler):
         rows of these classes (``multinomial``). https://arxiv.org/abs/2210.14545
     """
 
-    #: Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly. None
-    #: for all classes of the data.
     way: tuple[int, int] | None = (5, 5)
-    #: Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly.
+    """Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly. None
+    for all classes of the data."""
     shot: tuple[int, int] = (1, 1)
-    n_query: int = 15  #: Query rows per class, >= 1; the average over classes if their numbers differ.
+    """Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly."""
+    query: int = 15  #: Query rows per class, >= 1; the average over classes if their numbers differ.
     unequal: bool = False  #: Whether each class draws its number of support rows, instead of each episode.
-    #: Concentration, > 0, of the Dirichlet distribution that splits the ``way * n_query`` queries of an episode among
-    #: its classes: papers use 2, and smaller values are less balanced. None gives each class ``n_query`` queries.
     imbalance: float | None = None
-    #: Number of open classes, >= 0: classes without support rows in the episode that add ``n_query`` queries each.
+    """Concentration, > 0, of the Dirichlet distribution that splits the ``way * query`` queries of an episode among its
+    classes: papers use 2, and smaller values are less balanced. None gives each class ``query`` queries."""
     n_open_classes: int = 0
-    #: Whether a class with fewer rows than shots and queries may be drawn, with fewer queries. A class without any row
-    #: for a query is left out.
+    """Number of open classes, >= 0: classes without support rows in the episode that add ``query`` queries each."""
     allow_small: bool = False
-    #: Number of unlabelled rows, >= 0, of each class of the episode and of each distractor class. Methods may learn
-    #: from these rows.
-    n_unlabelled: int = 0
-    n_distractors: int = 0  #: Number of distractor classes, >= 0: other classes that add only unlabelled rows.
-    #: Number of effective classes, >= 1: a random choice of the classes of the episode, of which all queries are. None
-    #: for queries of all classes.
+    """Whether a class with fewer rows than shots and queries may be drawn, with fewer queries. A class without any row
+    for a query is left out."""
+    unlabelled: int = 0
+    """Number of unlabelled rows, >= 0, of each class of the episode and of each distractor class. Methods may learn
+    from these rows."""
+    distractors: int = 0  #: Number of distractor classes, >= 0: other classes that add only unlabelled rows.
     n_effective_classes: int | None = None
-    #: Whether each query is of a random class, in proportion to the rows of the classes, so that the numbers of queries
-    #: are multinomial.
+    """Number of effective classes, >= 1: a random choice of the classes of the episode, of which all queries are. None
+    for queries of all classes."""
     multinomial: bool = False
-    #: The number of training rows of each class, set by `join_test_set`: these rows, the first of the class, are for
-    #: the support, and its other rows for queries. () if all rows are for both.
+    """Whether each query is of a random class, in proportion to the rows of the classes, so that the numbers of queries
+    are multinomial."""
     n_training_rows: tuple[int, ...] = ()
+    """The number of training rows of each class, set by `join_test_set`: these rows, the first of the class, are for
+    the support, and its other rows for queries. () if all rows are for both."""
 
     @property
     def n_required_classes(self) -> int:
         """The maximum number of classes of an episode, with open classes and distractors; the least for all classes."""
-        return (2 if self.way is None else self.way[1]) + self.n_open_classes + self.n_distractors
+        return (2 if self.way is None else self.way[1]) + self.n_open_classes + self.distractors
 
     def join_test_set(self, data: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[EpisodeConfig, Dataset]:
         """Join training rows and test rows by `join_test_rows`; return this sampler for them, and all rows."""
@@ -86,18 +81,18 @@ class EpisodeConfig(Sampler):
 
     def fix_way(self, index: ClassIndex) -> EpisodeConfig:
         """Return this sampler with a number of classes: that of the index, if each episode has all classes."""
-        n_classes = len(index.class_counts) - self.n_open_classes - self.n_distractors
+        n_classes = len(index.class_counts) - self.n_open_classes - self.distractors
         return self if self.way is not None else replace(self, way=(n_classes, n_classes))
 
     def _count_query_rows(self, index: ClassIndex) -> Tensor:
         """Count the rows (classes,) int64 of each class that are left for queries in every episode."""
-        n_others = torch.tensor(self.n_training_rows or self.shot[1] + self.n_unlabelled)
+        n_others = torch.tensor(self.n_training_rows or self.shot[1] + self.unlabelled)
         return index.class_counts - n_others
 
     def has_equal_queries(self, index: ClassIndex) -> bool:
         """Whether each class of every episode has the same number of queries, for classes from `validate`."""
         varied = self.imbalance is not None or self.multinomial or self.n_effective_classes is not None
-        return not varied and bool((self._count_query_rows(index) >= self.n_query).all())
+        return not varied and bool((self._count_query_rows(index) >= self.query).all())
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes with enough rows, and return a note about small and excluded classes for the report."""
@@ -105,7 +100,7 @@ class EpisodeConfig(Sampler):
         config = self.fix_way(chosen)
         if not self.allow_small:
             return config, chosen, []
-        few = int((chosen.class_counts < self.shot[1] + self.n_query).sum())
+        few = int((chosen.class_counts < self.shot[1] + self.query).sum())
         left_out = len(index.class_counts) - len(chosen.class_counts)
         of_classes = f"{few} of {len(index.class_counts)} classes"
         return config, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
@@ -115,14 +110,14 @@ class EpisodeConfig(Sampler):
         if self.way is not None:
             check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
-        for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
+        for name, low in (("query", 1), ("n_open_classes", 0), ("unlabelled", 0), ("distractors", 0)):
             check_int(name, getattr(self, name), low=low, high=MAX_CLASSES_OR_ROWS)
-        if self.n_distractors and not self.n_unlabelled:
-            remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
-            raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
-        if self.n_training_rows and self.n_unlabelled:
+        if self.distractors and not self.unlabelled:
+            remedy = "Ask for unlabelled rows (`unlabelled`), or for no distractors."
+            raise_input_error("distractors", "be 0 where there are no unlabelled rows", self.distractors, remedy)
+        if self.n_training_rows and self.unlabelled:
             remedy = "Ask for none, or pass one file."
-            raise_input_error("n_unlabelled", "be 0 where queries are of another file", self.n_unlabelled, remedy)
+            raise_input_error("unlabelled", "be 0 where queries are of another file", self.unlabelled, remedy)
         if self.imbalance is not None:
             check_number("imbalance", self.imbalance, low=0, strict=True)
         if self.multinomial and self.imbalance is not None:
@@ -132,10 +127,10 @@ class EpisodeConfig(Sampler):
             got = f"{len(self.n_training_rows)} for {len(index.class_counts)}"
             raise_input_error("n_training_rows", "be one count for each class", got, "Pass the counts of all classes.")
         if self.allow_small and not self.n_training_rows:
-            needed = self.shot[1] + 1 + self.n_unlabelled
+            needed = self.shot[1] + 1 + self.unlabelled
             index = index.select_classes((index.class_counts >= needed).nonzero().flatten())
         if self.n_required_classes > len(index.class_counts):
-            others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
+            others = {"open ones": self.n_open_classes, "distractors": self.distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
             constraint = f"be at most the number of classes ({len(index.class_counts)}{beside})"
@@ -144,7 +139,7 @@ class EpisodeConfig(Sampler):
         if self.n_effective_classes is not None:
             check_int("n_effective_classes", self.n_effective_classes, low=1, high=least_way)
         varied = self.imbalance is not None or self.multinomial
-        max_query = self.n_query * ((self.n_effective_classes or most_way) if varied else 1)
+        max_query = self.query * ((self.n_effective_classes or most_way) if varied else 1)
         self._check_class_sizes(index, class_names, 1 if self.allow_small else max_query)
         return index
 
@@ -152,12 +147,12 @@ class EpisodeConfig(Sampler):
         """Raise an InputError if a class has too few rows for an episode with ``max_query`` queries of it."""
         # The paper command records each query of episodes of equal sizes, and has no option for that.
         remedy = "Ask for fewer rows; an evaluation can also allow small classes (`allow_small`)."
-        shot, unlabelled = self.shot[1], " + unlabelled" if self.n_unlabelled else ""
-        sizes = [(index.class_counts, shot + max_query + self.n_unlabelled, f"rows (shot + query{unlabelled}")]
+        shot, unlabelled = self.shot[1], " + unlabelled" if self.unlabelled else ""
+        sizes = [(index.class_counts, shot + max_query + self.unlabelled, f"rows (shot + query{unlabelled}")]
         if self.n_training_rows:
             train = torch.tensor(self.n_training_rows)
             sizes = [(train, shot, "training rows (shot"), (index.class_counts - train, max_query, "test rows (query")]
-        same_class = ", were all of one class" if max_query > self.n_query else ""
+        same_class = ", were all of one class" if max_query > self.query else ""
         for counts, needed, kind in sizes:
             if bool((counts < needed).any()):
                 worst = int(counts.argmin())
@@ -175,7 +170,7 @@ class EpisodeConfig(Sampler):
 
         way = _scale_to_integers(uniform(RandomStream.WAY), *self.way)
         uniform_classes = uniform(RandomStream.CLASS, max_way + n_open)
-        uniform_distractors = uniform(RandomStream.DISTRACTOR, self.n_distractors)
+        uniform_distractors = uniform(RandomStream.DISTRACTOR, self.distractors)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
         classes = _draw_classes(torch.cat([uniform_classes, uniform_distractors], dim=1), len(index.class_counts))
         size, start = index.class_counts[classes], index.class_starts[classes]
@@ -183,18 +178,18 @@ class EpisodeConfig(Sampler):
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
-        left = (size[:, :max_way] - shots if train is None else (size - train)[:, :max_way]) - self.n_unlabelled
+        left = (size[:, :max_way] - shots if train is None else (size - train)[:, :max_way]) - self.unlabelled
         queries = self._draw_query_counts(uniform, drawn, left)
         varied = self.imbalance is not None or self.multinomial
-        max_query = self.n_query * ((self.n_effective_classes or max_way) if varied else 1)
+        max_query = self.query * ((self.n_effective_classes or max_way) if varied else 1)
         max_query = min(max_query, int(index.class_counts.max()))
-        open_queries = (size if train is None else size - train)[:, max_way : max_way + n_open].clamp_max(self.n_query)
+        open_queries = (size if train is None else size - train)[:, max_way : max_way + n_open].clamp_max(self.query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
         slots = max_shot + int(counts.max())  # per class
         uniform_rows = uniform(RandomStream.ROW, max_way + n_open, max_shot + max_query)[..., :slots]
-        unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
-        if self.n_unlabelled:
-            uniform_unlabelled = uniform(RandomStream.UNLABELLED, max_way + self.n_distractors, self.n_unlabelled)
+        unlabelled = torch.empty(n_episodes, max_way + self.distractors, 0, dtype=torch.int64)
+        if self.unlabelled:
+            uniform_unlabelled = uniform(RandomStream.UNLABELLED, max_way + self.distractors, self.unlabelled)
             uniform_known, taken = uniform_rows[:, :max_way], shots + queries
             unlabelled = _draw_unlabelled(index, uniform_known, uniform_unlabelled, taken, size, start)
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], EMPTY_SLOT)
@@ -215,7 +210,7 @@ class EpisodeConfig(Sampler):
         return SampledEpisodes(
             inside.where(is_support, EMPTY_SLOT)[..., :max_shot],
             inside.where(is_query, EMPTY_SLOT)[..., self.shot[0] :],
-            outside.where(is_open, EMPTY_SLOT)[..., : self.n_query],
+            outside.where(is_open, EMPTY_SLOT)[..., : self.query],
             unlabelled,
         )
 
@@ -225,22 +220,22 @@ class EpisodeConfig(Sampler):
         if self.n_effective_classes is not None:
             order = uniform(RandomStream.EFFECTIVE, max_way).where(drawn, 1.0).argsort(dim=1)
             asked = order.argsort(dim=1) < self.n_effective_classes
-        total = asked.sum(dim=1) * self.n_query
+        total = asked.sum(dim=1) * self.query
         if self.imbalance is not None:
             queries = _split_queries(uniform(RandomStream.QUERY, max_way), self.imbalance, asked, total)
         elif self.multinomial:
-            n_draws = self.n_query * (self.n_effective_classes or max_way)
+            n_draws = self.query * (self.n_effective_classes or max_way)
             queries = _count_random_queries(uniform(RandomStream.QUERY_CLASS, n_draws), left.where(asked, 0), total)
         else:
-            queries = torch.full_like(left, self.n_query).where(asked, 0)
+            queries = torch.full_like(left, self.query).where(asked, 0)
         return torch.minimum(queries, left).where(drawn, 0)
 
     def to_dict(self) -> dict[str, object]:
-        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
-        names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
+        """Convert the settings to a JSON object."""
         settings = asdict(replace(self, n_training_rows=()))
-        unused = {"n_training_rows"} | {name for name in ("n_effective_classes", "multinomial") if not settings[name]}
-        settings = {names.get(name, name): value for name, value in settings.items() if name not in unused}
+        for name in ("n_training_rows", "n_effective_classes", "multinomial"):
+            if not settings[name]:  # as before these settings existed
+                del settings[name]
         return {"protocol": "episodes"} | settings
 
     @property
@@ -255,11 +250,11 @@ class EpisodeConfig(Sampler):
         kind += f", {self.n_effective_classes} effective classes" if self.n_effective_classes else ""
         kind += ", queries of a test split" if self.n_training_rows else ""
         kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
-        if self.n_unlabelled:
-            others = f" and of {self.n_distractors} distractor classes" if self.n_distractors else ""
-            kind += f", {self.n_unlabelled} unlabelled rows of each class{others}"
+        if self.unlabelled:
+            others = f" and of {self.distractors} distractor classes" if self.distractors else ""
+            kind += f", {self.unlabelled} unlabelled rows of each class{others}"
         way = "all" if self.way is None else format_span(self.way)
-        return f"{way}-way {format_span(self.shot)}-shot {self.n_query}-query{kind}"
+        return f"{way}-way {format_span(self.shot)}-shot {self.query}-query{kind}"
 
 
 @dataclass(frozen=True)
@@ -274,9 +269,9 @@ class GeneralizedSampler(Sampler):
     """
 
     novel_config: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
-    #: Number of base classes, set by `join_base_classes`. They are the first classes of the index, and the first row
-    #: of each is the class mean.
     n_base_classes: int = 0
+    """Number of base classes, set by `join_base_classes`. They are the first classes of the index, and the first row of
+    each is the class mean."""
 
     @property
     def shot(self) -> tuple[int, int]:
@@ -305,8 +300,10 @@ class GeneralizedSampler(Sampler):
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
+        # Every fifth row of a base class is a query, and not part of its mean. Our choice.
+        held_out_stride = 5
         for rows in list_class_rows(base):
-            held_out = torch.arange(len(rows)) % HELD_OUT_STRIDE == min(HELD_OUT_STRIDE, len(rows)) - 1
+            held_out = torch.arange(len(rows)) % held_out_stride == min(held_out_stride, len(rows)) - 1
             seen.append(rows[~held_out])
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_class_rows(seen), index_class_rows(queries)
@@ -347,7 +344,7 @@ class GeneralizedSampler(Sampler):
         """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
         novel_index = index.select_classes(torch.arange(self.n_base_classes, len(index.class_counts)))
         novel = self.novel_config.draw(novel_index, seed=seed, first=first, n_episodes=n_episodes)
-        shape = (n_episodes, self.n_base_classes, self.novel_config.n_query)
+        shape = (n_episodes, self.n_base_classes, self.novel_config.query)
         start, size = index.class_starts[: self.n_base_classes], index.class_counts[: self.n_base_classes] - 1
         uniform = sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape)
         offsets = draw_without_replacement(uniform, size.expand(shape[:2]))
@@ -396,7 +393,10 @@ def _count_random_queries(uniform: Tensor, weights: Tensor, total: Tensor) -> Te
 def _draw_classes(uniform: Tensor, n_classes: int) -> Tensor:
     """Draw different classes (episodes, draws) int64, as `draw_without_replacement` does from ``uniform`` numbers."""
     n_episodes, n_draws = uniform.shape
-    if n_draws**2 < MIN_SQUARED_DRAWS_PER_CLASS * n_classes:
+    # Classes are drawn by lists, in a time in proportion to the number of classes, if these are few beside the square
+    # of the number of draws, to which the time of tensors is in proportion.
+    min_squared_draws_per_class = 100
+    if n_draws**2 < min_squared_draws_per_class * n_classes:
         return draw_without_replacement(uniform, torch.tensor(n_classes).expand(n_episodes))
     # A draw is the class with as many undrawn classes before it, which a list finds without the earlier draws.
     left = n_classes - torch.arange(n_draws)

@@ -21,9 +21,6 @@ from protonet.episodes.samplers import sampler
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
-BYTES_PER_COMPARISON_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
-MAX_LISTED_CLASS_NAMES = 5  #: Maximum number of classes that a note lists by name.
-
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
     """Group exactly equal rows of ``x`` (n, dim): equal rows get the same group number, (n,) int64; -0.0 equals 0.0.
@@ -33,7 +30,9 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
-    for rows in torch.arange(len(x)).split(max(1, BYTES_PER_COMPARISON_BLOCK // max(1, x.shape[1] * x.element_size()))):
+    # Rows are read in blocks of at most this many bytes, but of at least one row.
+    bytes_per_comparison_block = 2**24
+    for rows in torch.arange(len(x)).split(max(1, bytes_per_comparison_block // max(1, x.shape[1] * x.element_size()))):
         block = x[rows]
         release()
         block = block + 0.0 if block.is_floating_point() else block
@@ -53,9 +52,11 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     def count_rows(chosen: Tensor) -> str:
         return f"{plural(int(counts[chosen].sum()), 'row')} of {list_classes(chosen)}"
 
+    max_listed_class_names = 5  # maximum number of classes that a note lists by name
+
     def list_classes(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
-        return f"{plural(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
+        return f"{plural(len(names), 'class')} ({shorten_list(names, max_listed_class_names)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {count_rows(copied)}."
@@ -108,17 +109,13 @@ class FixedSplit(sampler.Sampler):
         full test set, three draws. https://arxiv.org/abs/2109.01134
     """
 
-    n_shot: int  #: Support rows per class, >= 1.
-    #: The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
+    shot: tuple[int, int] = (1, 1)  #: Minimum and maximum number of support rows per class, >= 1; here they are equal.
     n_training_rows: tuple[int, ...] = ()
-    #: Whether a class may have fewer than ``n_shot`` training rows; all of them are then its support, as in the paper's
-    #: code.
+    """The number of training rows of each class, set by `join_test_set`. They come before the test rows of the class.
+    """
     allow_small: bool = False
-
-    @property
-    def shot(self) -> tuple[int, int]:
-        """Minimum and maximum number of support rows per class, which are equal here."""
-        return self.n_shot, self.n_shot
+    """Whether a class may have fewer than ``shot`` training rows; all of them are then its support, as in the paper's
+    code."""
 
     @property
     def n_required_classes(self) -> int:
@@ -141,12 +138,16 @@ class FixedSplit(sampler.Sampler):
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
-        check_int("shot", self.n_shot, low=1, high=MAX_CLASSES_OR_ROWS)
+        shot = check_int("shot", self.shot[0], low=1, high=MAX_CLASSES_OR_ROWS)
+        if self.shot[1] != shot:
+            raise_input_error(
+                "shot", "be one number with a fixed test split", sampler.format_span(self.shot), "Pass a number."
+            )
         if len(self.n_training_rows) != len(index.class_counts) or len(self.n_training_rows) < 2:
             got = f"{len(self.n_training_rows)} for {len(index.class_counts)}"
             remedy = "Pass the counts of all classes."
-            raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
-        needed = 1 if self.allow_small else self.n_shot
+            raise_input_error("n_training_rows", "be one count for each of at least 2 classes", got, remedy)
+        needed = 1 if self.allow_small else shot
         for c, (n_train, size) in enumerate(zip(self.n_training_rows, index.class_counts.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
@@ -160,11 +161,11 @@ class FixedSplit(sampler.Sampler):
     def draw(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> sampler.SampledEpisodes:
         """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
-        shape = (n_episodes, len(train), self.n_shot)
+        shape = (n_episodes, len(train), self.shot[0])
         offsets = draw_without_replacement(
             sampler.sample_uniform_by_episode(seed, sampler.RandomStream.ROW, first, shape), train.expand(shape[:2])
         )
-        drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
+        drawn = torch.arange(self.shot[0]) < train[:, None]  # (classes, shot)
         test = index.class_counts - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
@@ -190,4 +191,4 @@ class FixedSplit(sampler.Sampler):
 
     def format_title(self) -> str:
         """Format the settings as a short title of the protocol, for reports and logs."""
-        return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"
+        return f"all {self.n_required_classes} ways, {self.shot[0]}-shot, queries of a fixed test split"

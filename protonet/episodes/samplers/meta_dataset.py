@@ -40,17 +40,17 @@ class MetaDataset(Sampler):
         https://arxiv.org/abs/1903.03096
     """
 
-    #: Groups of class indices. All classes of an episode are from one group. If empty, all classes are one group.
     class_groups: tuple[tuple[int, ...], ...] = ()
-    #: Whether an episode has all classes of its group, up to ``META_DATASET_MAX_WAY``, instead of a random number of
-    #: them.
+    """Groups of class indices. All classes of an episode are from one group. If empty, all classes are one group."""
     use_whole_group: bool = False
-    #: The hierarchy from which `choose_classes` sets ``class_groups``, in a form of `read_class_groups`; None to keep
-    #: ``class_groups``.
+    """Whether an episode has all classes of its group, up to ``META_DATASET_MAX_WAY``, instead of a random number of
+    them."""
     hierarchy: str | None = None
+    """The hierarchy from which `choose_classes` sets ``class_groups``, in a form of `read_class_groups`; None to keep
+    ``class_groups``."""
 
-    #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
     shot = (1, MAX_COUNTED_CLASS_SIZE)
+    """Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more."""
     shot_title = ""
     way = (META_DATASET_MIN_WAY, META_DATASET_MAX_WAY)
     n_required_classes = META_DATASET_MIN_WAY

@@ -55,9 +55,9 @@ class SampledEpisodes(NamedTuple):
     support_ids: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
     query_ids: Tensor  #: (episodes, max_way, max_query), the queries of each class.
     open_query_ids: Tensor  #: (episodes, n_open_classes, n_query), queries of classes without support rows.
-    #: (episodes, max_way + n_distractors, n_unlabelled), the unlabelled rows of each class. Distractor classes, which
-    #: have neither support rows nor queries, come last.
     unlabelled_ids: Tensor
+    """(episodes, max_way + n_distractors, n_unlabelled), the unlabelled rows of each class. Distractor classes, which
+    have neither support rows nor queries, come last."""
 
 
 class RowPool(NamedTuple):
@@ -76,7 +76,7 @@ class Sampler(ABC):
     """
 
     n_base_classes: int = 0  #: Number of base classes in each episode. Their labels come before the other labels.
-    n_unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
+    unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
 
     @property
     @abstractmethod

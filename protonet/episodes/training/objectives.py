@@ -5,35 +5,20 @@ Each objective is a subclass of `MetaLearner`, which holds the encoder and all m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.methods.encoders import classify_adapted
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
+from protonet.episodes.settings import TrainingPlan
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
-
-@dataclass(frozen=True)
-class MetaTrainingConstants:
-    """Constants of meta-training, the same in all runs. All values are our own choice, unless a source is named."""
-
-    cosine_temperature: float = 0.1  #: The divisor of the cosines in all losses of cosines.
-    label_smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
-    contrastive_weight: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
-    #: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
-    weight_average_decay: float = 0.99
-    #: In step t the decay is at most t / (t + weight_average_delay), so that the initial weights are forgotten soon.
-    weight_average_delay: int = 9
-    #: The statistics of batch normalisation are measured on at least this many training rows.
-    min_batch_norm_rows: int = 2048
-
-
-META_TRAINING = MetaTrainingConstants()
 LOSS_NAMES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
+
+
+COSINE_TEMPERATURE = 0.1  #: The divisor of the cosines in all losses of cosines.
+LABEL_SMOOTHING = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
 
 
 class MetaLearner(nn.Module):
@@ -87,7 +72,7 @@ class MetaLearner(nn.Module):
         ``unit`` (n, embedding_dim) are embeddings of unit norm, and ``targets`` their base classes.
         """
         assert self.proxies is not None
-        temperature, smoothing = META_TRAINING.cosine_temperature, META_TRAINING.label_smoothing
+        temperature, smoothing = COSINE_TEMPERATURE, LABEL_SMOOTHING
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
@@ -99,7 +84,7 @@ class PrototypeLearner(MetaLearner):
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute two losses: of cosines to the prototypes of an episode, and of cosines to a proxy per base class."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
-        temperature, smoothing = META_TRAINING.cosine_temperature, META_TRAINING.label_smoothing
+        temperature, smoothing = COSINE_TEMPERATURE, LABEL_SMOOTHING
         rows = unit.unflatten(0, x.shape[:3])
         episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         return torch.stack([episodic, self.compute_proxy_loss(unit, targets)])
@@ -133,6 +118,9 @@ class ProtoNetLearner(MetaLearner):
         return F.cross_entropy(logits.flatten(0, 2), labels.flatten())[None]
 
 
+CONTRASTIVE_WEIGHT = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
+
+
 class FeatLearner(MetaLearner):
     """The objective of FEAT, whose transformer adapts the prototypes of an episode to each other.
 
@@ -153,14 +141,14 @@ class FeatLearner(MetaLearner):
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _cosine_loss(rows[:, :, n_shot:], adapted), _cosine_loss(rows, centres)
         proxy_loss = self.compute_proxy_loss(F.normalize(embeddings, dim=1), targets)
-        return torch.stack([episodic, META_TRAINING.contrastive_weight * contrastive, proxy_loss])
+        return torch.stack([episodic, CONTRASTIVE_WEIGHT * contrastive, proxy_loss])
 
 
 def _cosine_loss(rows: Tensor, prototypes: Tensor) -> Tensor:
     """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
-    return F.cross_entropy((cosines / META_TRAINING.cosine_temperature).flatten(0, 1), labels.repeat(len(rows)))
+    return F.cross_entropy((cosines / COSINE_TEMPERATURE).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(MetaLearner):

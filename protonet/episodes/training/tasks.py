@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,30 +14,15 @@ from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate, get_pr
 from protonet.episodes.evaluation.statistics import interval_half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
-from protonet.episodes.names import TrainingPlan
-from protonet.episodes.networks.augmentation import AUGMENTATION_LIMITS, augment_rows
+from protonet.episodes.networks.augmentation import augment_rows
 from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, embed_rows_in_batches
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import RowReader
+from protonet.episodes.settings import TrainingPlan
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
-
-@dataclass(frozen=True)
-class ValidationSizes:
-    """The sizes of validation episodes, which are the same at every validation. All values are our own choice."""
-
-    n_episodes: int = 600  #: The number of episodes.
-    n_maml_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
-    #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_n_way` limits the head to
-    #: a number of classes, this number is used.
-    n_way: int = 5
-    n_shot: int = 1  #: Support rows per class for the objective "prototypes"; others use the shots of training.
-    n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
-
-
-VALIDATION_SIZES = ValidationSizes()
 RAW_FEATURE_METHODS = ("protonet", "protonet-cosine")  #: An encoder must beat these methods on raw features.
 
 
@@ -69,6 +53,8 @@ def select_split_side(data: Dataset, side: str) -> SplitSide:
 
     An InputError about ``dataset`` is raised if there is no split, or if fewer than two of the classes have two rows.
     """
+    # The features' standard deviations are estimated from about this many rows at most.
+    max_rows_for_std = 4096
     if data.sides is None:
         raise_input_error("dataset", "have a split by class", "none", "Pass `split_seed` 0.")
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
@@ -80,7 +66,7 @@ def select_split_side(data: Dataset, side: str) -> SplitSide:
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error("dataset", f"have at least 2 {side} classes with 2 rows", usable, remedy)
-    sampled = rows[:: -(-len(rows) // AUGMENTATION_LIMITS.max_rows_for_std)]
+    sampled = rows[:: -(-len(rows) // max_rows_for_std)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
     names = tuple(data.class_names[c] for c in chosen)
     return SplitSide(data, lambda numbers: data.get_rows(rows[numbers]), classes, index, names, spread)
@@ -138,6 +124,10 @@ def score_encoder(
     return ValidationScore(step, nan_mean(accuracy), interval_half_width(accuracy))
 
 
+N_VALIDATION_EPISODES = 600  #: The number of validation episodes, our own choice.
+N_MAML_VALIDATION_EPISODES = 200  #: The number of episodes for MAML, which adapts the whole network in each.
+
+
 def _score_methods(
     x: Tensor,
     index: ClassIndex,
@@ -148,11 +138,13 @@ def _score_methods(
     trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
     """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name."""
-    n_shot = VALIDATION_SIZES.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_n_way or min(VALIDATION_SIZES.n_way, int((index.class_counts > n_shot).sum()))
-    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
+    # Our own choice, the same at every validation: 5 classes, or all if they are fewer, with 15 queries, or all
+    # remaining rows; one shot for the objective prototypes, and the shots of training for the others.
+    n_shot = 1 if plan.objective == "prototypes" else plan.shot
+    n_way = plan.head_n_way or min(5, int((index.class_counts > n_shot).sum()))
+    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), 15, allow_small=True)
     index = config.validate(index, ())
-    n_episodes = VALIDATION_SIZES.n_maml_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
+    n_episodes = N_MAML_VALIDATION_EPISODES if plan.objective == "maml" else N_VALIDATION_EPISODES
     group = get_process_group()
-    scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
+    scores = evaluate(x, index, methods, config, episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -25,11 +24,12 @@ from protonet._io import progress_bar
 from protonet._validation import check_device
 from protonet.episodes.evaluation.evaluate import ProcessGroup, get_process_group, join_process_group
 from protonet.episodes.features.sources import is_same_source, load_source
-from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks import checkpoints
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_batch_norm_statistics
-from protonet.episodes.training.objectives import META_TRAINING, MetaLearner, make_learner
+from protonet.episodes.options import TrainOptions
+from protonet.episodes.settings import TrainingPlan
+from protonet.episodes.training.objectives import MetaLearner, make_learner
 from protonet.episodes.training.tasks import (
     SplitSide,
     ValidationScore,
@@ -39,6 +39,7 @@ from protonet.episodes.training.tasks import (
     select_split_side,
 )
 from protonet.errors import raise_input_error
+from protonet.ui.options import make_options
 
 #: Prefixes of the names of a checkpoint's tensors: the learner's, the averaged weights and the optimizer's state. The
 #: prefix of the best weights is ``BEST_WEIGHTS_PREFIX``.
@@ -52,15 +53,15 @@ class TrainingRun:
     plan: TrainingPlan  #: The settings.
     learner: MetaLearner  #: The encoder and the other trained modules.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
-    #: A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept.
     averaged_encoder: nn.Module
+    """A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept."""
     averaged_head: nn.Module  #: A copy of the learner's head with moving averages of its weights.
     best_weights: dict[str, Tensor]  #: The averaged weights that had the best validation score, by name.
     best_score: ValidationScore  #: The best validation score.
     step: int  #: The number of steps taken.
     losses: list[list[float]]  #: For each step since the last validation, its losses in the order of the learner's.
-    #: The baseline, set before the first step: the better method of raw features by name, and its validation score.
     raw: tuple[str, ValidationScore] = ("", ValidationScore(0, 0.0, 0.0))
+    """The baseline, set before the first step: the better method of raw features by name, and its validation score."""
 
     @property
     def beats_raw_features(self) -> bool:
@@ -103,6 +104,12 @@ def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
     }
 
 
+#: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
+WEIGHT_AVERAGE_DECAY = 0.99
+#: In step t the decay is at most t / (t + this), so that the initial weights are forgotten soon.
+WEIGHT_AVERAGE_DELAY = 9
+
+
 def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
@@ -129,7 +136,7 @@ def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: T
     run.step += 1
     decay = 0.0
     if run.learner.is_averaged:
-        decay = min(META_TRAINING.weight_average_decay, run.step / (run.step + META_TRAINING.weight_average_delay))
+        decay = min(WEIGHT_AVERAGE_DECAY, run.step / (run.step + WEIGHT_AVERAGE_DELAY))
     for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
@@ -177,6 +184,10 @@ def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str
     run.losses = metadata["losses"]
 
 
+#: The statistics of batch normalisation are measured on at least this many training rows.
+MIN_BATCH_NORM_ROWS = 2048
+
+
 def train(run: TrainingRun, base: SplitSide, validation: SplitSide, outputs: Mapping[str, Path]) -> None:
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
@@ -193,7 +204,7 @@ def train(run: TrainingRun, base: SplitSide, validation: SplitSide, outputs: Map
 
         def validate() -> None:
             n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
-            n_batches = -(-META_TRAINING.min_batch_norm_rows // n_rows)
+            n_batches = -(-MIN_BATCH_NORM_ROWS // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
             measure_batch_norm_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step)
@@ -278,12 +289,12 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_train(options: argparse.Namespace) -> None:
+def run_train(options: TrainOptions) -> None:
     """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
     If the encoder is not more accurate than the raw features, its file says so, and an InputError is raised.
     """
-    plan: TrainingPlan = options.plan
+    plan = make_options(TrainingPlan, options)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     with join_process_group(device):
@@ -291,7 +302,7 @@ def run_train(options: argparse.Namespace) -> None:
         if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
-        begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
+        begun = options.resume and options.output.exists()  # a run may be killed before its first checkpoint
         stored = checkpoints.read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
             checkpoints.read_checkpoint("start", plan.start)  # raises before the work if the file is missing
@@ -309,8 +320,10 @@ def run_train(options: argparse.Namespace) -> None:
         run.raw = score_best_raw_method(validation, plan)
         if stored is not None:
             restore_run(run, *stored)
-        train(run, base, validation, options.paths)
-    if checkpoint := options.paths.get("output"):
+        outputs = {"output": options.output} | ({} if options.log is None else {"log": options.log})
+        train(run, base, validation, outputs if group.rank == 0 else {})
+    if group.rank == 0:
+        checkpoint = options.output
         step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
         if not run.beats_raw_features:

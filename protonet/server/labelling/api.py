@@ -43,8 +43,6 @@ from protonet.tables.formats import make_text_array
 from protonet.tables.training import TrainingTable
 from protonet.ui.html import format_page
 
-#: Maximal bytes of a body, such as a picture.
-MAX_BODY_BYTES = 32 * 2**20
 #: Maximal pixels per side of a picture on the page.
 MAX_PICTURE_SIDE = 640
 #: Maximal number of columns of a table that the page describes.
@@ -80,8 +78,8 @@ class ActionRequest(Struct, rename=ACTION_KEYS):
     class_name: str | None = None  #: The name of a class.
     old_name: str | None = None  #: The present name of a class to rename.
     create_class: bool = False  #: Whether to create the class even if its name is similar to that of another class.
-    #: The label of the row on the page: None for no label; UNSET if not sent.
     shown_label: str | UnsetType | None = UNSET
+    """The label of the row on the page: None for no label; UNSET if not sent."""
     listed_person: str | None = None  #: Lists only labels of this person; None for all persons.
     text: str = ""  #: A text to search for, or texts to add as rows, one per line.
     column_name: str | None = None  #: The name of a column.
@@ -106,8 +104,8 @@ class LabelApi:
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
-    #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     reread_table: Callable[[PageOptions], TrainingTable] | None
+    """Reads and encodes the table again with other column roles; None if an initial model determines the columns."""
     uploads: Uploads
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     table_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
@@ -406,7 +404,8 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES)
+    max_body_bytes = 32 * 2**20  # maximal bytes of a body, such as a picture
+    policy = make_access_policy(options.host, options.allowed_hosts, max_body_bytes)
     policy.response_timeout_seconds = 120.0
     listening = app.open_listening_socket(options.host, options.port)
     model = None if options.model is None else load_pipeline(options, options.model, options.table)

@@ -21,9 +21,9 @@ from protonet.commands.options import (
     ReadOptions,
     UpdateOptions,
     format_command,
-    make_options,
     to_command_line,
 )
+from protonet.ui.options import make_options
 from protonet.ui.text import format_csv
 
 #: File name and media type of each exported file, by its name on the page.
@@ -42,8 +42,8 @@ class PageJob:
     labels_version: int  #: The number of changes of labels before the job (`LabelQueue.n_changes`).
     row_indices: list[int]  #: The index of each labelled row.
     labelled_table: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
-    #: The header and the rows to predict; None to predict the table's file.
     table_to_predict: Sequence[Sequence[str]] | None
+    """The header and the rows to predict; None to predict the table's file."""
 
 
 @dataclass

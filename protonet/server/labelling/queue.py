@@ -36,10 +36,6 @@ from protonet.ui.command_line import write_bug_report
 
 #: Number of rows to label that are selected in advance, so that no client waits.
 N_SUGGESTED_ROWS = 20
-#: Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted again.
-LABELS_PER_REFIT = 5
-#: Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
-MAX_LEASE_SECONDS = 600.0
 #: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
 MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_PLOTTED_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
 #: Maximal number of rows in one response or one action.
@@ -109,13 +105,15 @@ class LabelQueue:
         lease = self._leases.get(client)
         cells, waits = self.session.cells, self.people.awaits_answer
         seconds = [row for row in self.session.labelled if waits(cells[row], person)] if second else []
+        # Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
+        max_lease_seconds = 600.0
         if lease is None or not (lease.row in seconds if lease.is_second else self._needs_label(lease.row)):
             self._leases.pop(client, None)
             if seconds:
                 reason = f"another person has labelled it; {plural(len(seconds), 'such row')} without your answer"
                 lease = self._leases[client] = RowLease(seconds[0], reason, now, is_second=True)
                 return self._describe_lease(lease)
-            self._leases = {tab: old for tab, old in self._leases.items() if now - old.request_time < MAX_LEASE_SECONDS}
+            self._leases = {tab: old for tab, old in self._leases.items() if now - old.request_time < max_lease_seconds}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
                 self._suggestions = [item for item in self._suggestions if self._needs_label(item.row)]
@@ -468,6 +466,7 @@ class LabelQueue:
     def _run_fit_loop(self) -> None:
         """Fit the network whenever labels or features have changed, until the context of `fit_in_background` ends."""
         fitted = len(self.session.labelled)
+        labels_per_refit = 5  # new labels after which the network is fitted again; an initial model never is
         while True:
             self._has_changed.wait()
             if self._is_closed:
@@ -482,7 +481,7 @@ class LabelQueue:
                 with self._lock:
                     answers, left = self.session.list_label_indices(), self.session.list_unlabelled_rows()
                     names = list(self.session.names)
-                anew = abs(len(answers) - fitted) >= LABELS_PER_REFIT
+                anew = abs(len(answers) - fitted) >= labels_per_refit
                 network = self.session.fit_network(answers, len(names), refit=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed_or_standardize(self.session.rows.x, network)

@@ -1,10 +1,14 @@
-"""Columns of categories, encoded one-hot with a total variance of 1; missing values are a category."""
+"""Columns of categories, encoded one-hot with a total variance of 1; missing values are a category.
+
+Categories with a known order, such as answers from "never" to "always", have their rank as a further feature.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,6 +17,7 @@ import numpy as np
 from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
+from protonet.tables.columns.scales import SCALES, score_answer
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.views.config import UntrustedComponent, raise_unless
 from protonet.views.onnx_graph import OnnxGraph
@@ -32,6 +37,8 @@ class CategoryLimits:
 CATEGORY_LIMITS = CategoryLimits()
 #: Functions that convert a level to the spellings that an ONNX graph accepts. The graph cannot ignore the letter case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
+#: Factor of the features of levels beside their rank, of which they should not hide the order.
+ORDERED_LEVEL_WEIGHT = np.float32(0.3)
 _TRAILING_ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 
@@ -43,24 +50,25 @@ class Category(FittedColumn):
     levels: tuple[str, ...]
     level_counts: tuple[int, ...] = field(metadata={"key": "counts"})  #: The number of training rows of each level.
     n_rows: int = field(metadata={"key": "rows"})  #: The number of training rows.
+    scale: str = ""  #: The one of ``SCALES`` that orders the categories; "" if they have no known order.
     column_type: ClassVar[str] = "category"
     max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are never an error.
 
     @classmethod
-    def fit(cls, cells: np.ndarray) -> Category:
+    def fit(cls, cells: np.ndarray, scale: str = "") -> Category:
         """Fit a column of categories to cells (n,) of any type; each distinct text of a cell is a category."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
         if len(levels) > CATEGORY_LIMITS.max_levels_always_encoded:
             frequent = np.flatnonzero(counts >= min(CATEGORY_LIMITS.min_rows_per_level, counts.max()))
             top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_LIMITS.max_levels]])
             levels, counts = levels[top], counts[top]
-        return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
+        return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells), scale)
 
     @property
     def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name, such as "=red" for a level; a column of two levels has one feature."""
         levels = self.levels[1:] if self._is_binary else self.levels
-        return tuple(f"={level}" if level else " missing" for level in levels)
+        return (*[" rank"] * bool(self.scale), *(f"={level}" if level else " missing" for level in levels))
 
     @property
     def _has_all_levels(self) -> bool:
@@ -91,11 +99,31 @@ class Category(FittedColumn):
         variances = fractions * (1 - fractions)
         if self._is_binary:
             one_hot, variances = one_hot[:, 1:], variances[1:]
-        return (one_hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
+        features = (one_hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
+        if not self.scale:
+            return features
+        return np.concatenate([self._ranks([*self.levels, ""])[:, None], ORDERED_LEVEL_WEIGHT * features], axis=1)
+
+    def _ranks(self, cells: Sequence[str]) -> np.ndarray:
+        """Compute the standardized rank (n,) float32 of cells (n,) among the levels; 0 for those that have none.
+
+        Answers that no training row has are between the levels beside them, or one rank beyond all levels.
+        """
+        scores = np.array([score_answer(self.scale, level) for level in self.levels])
+        known = np.unique(scores[~np.isnan(scores)])
+        places = np.arange(-1.0, len(known) + 1)
+        known = np.concatenate([[np.nextafter(known[0], -math.inf)], known, [np.nextafter(known[-1], math.inf)]])
+        rows = np.interp(np.repeat(scores, self.level_counts), known, places)
+        values = np.interp([score_answer(self.scale, cell) for cell in cells], known, places)
+        standardized = (values - np.nanmean(rows)) / (np.nanstd(rows) or 1.0)
+        return np.asarray(np.nan_to_num(standardized, nan=0.0), np.float32)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the centred and scaled one-hot features (n, features) float32 of cells (n,)."""
-        features: np.ndarray = self._level_features()[self._level_indices(cells)]
+        """Compute the centred and scaled one-hot features (n, features) float32 of cells (n,), behind the rank."""
+        indices = self._level_indices(cells)
+        features: np.ndarray = self._level_features()[indices]
+        if self.scale and (indices < 0).any():  # an answer that no training row has is still in its place
+            features[indices < 0, 0] = self._ranks(format_cells(cells[indices < 0]).tolist())
         return features
 
     def _level_indices(self, cells: np.ndarray) -> np.ndarray:
@@ -143,14 +171,20 @@ class Category(FittedColumn):
         return np.asarray(self.is_rare_or_unknown(cells) & (format_cells(cells) != "") & self._has_all_levels)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of the cells whose category has no feature: rare or absent in the training rows."""
-        return self._level_indices(cells) < 0
+        """Compute a mask (n,) bool of the cells whose category has neither a feature nor a rank."""
+        unknown: np.ndarray = self._level_indices(cells) < 0
+        if self.scale:
+            rows = np.flatnonzero(unknown)
+            texts = format_cells(cells[rows])
+            unknown[rows] = [math.isnan(score_answer(self.scale, text)) for text in texts]
+        return unknown
 
     def summary(self) -> str:
         """Summarize the first levels of the column in one line, for users."""
-        names = [to_printable(level)[:50] if level else "missing" for level in self.levels[:4]]
+        levels = sorted(self.levels, key=lambda level: score_answer(self.scale, level)) if self.scale else self.levels
+        names = [to_printable(level)[:50] if level else "missing" for level in levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._has_all_levels)
-        return f"category: {', '.join(names)}"
+        return f"category{' in order' * bool(self.scale)}: {', '.join(names)}"
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> Category:
@@ -160,7 +194,9 @@ class Category(FittedColumn):
         positive = all(type(count) is int and count > 0 for count in counts)
         raise_unless(len(counts) == len(levels) and positive, "no counts")
         raise_unless(sum(counts) <= rows, "more rows of some levels than there are")
-        return cls(levels, tuple(counts), rows)
+        scale = stored.get_entry("scale", str)
+        raise_unless(scale in {"", *SCALES}, "categories in an unknown order")
+        return cls(levels, tuple(counts), rows, scale)
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
         """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value."""

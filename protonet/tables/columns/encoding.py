@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +14,20 @@ import torch
 from torch import Tensor
 
 from protonet.errors import raise_input_error
-from protonet.tables.columns import parsing
+from protonet.tables.columns import dates, parsing, quantities
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
-from protonet.tables.columns.ordered import Date, Numeric
+from protonet.tables.columns.ordered import Date, Numbers, Numeric
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.picture import Picture
+from protonet.tables.columns.scales import find_scale
 from protonet.tables.columns.text import EmbeddedText, Text, count_ngrams
+from protonet.tables.columns.units import normalize_cell
 from protonet.views.config import UntrustedComponent, raise_unless
 
 #: The class of every column type, by its name in model files.
 COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
-    cls.column_type: cls for cls in (Numeric, Category, Date, Text, EmbeddedText, Picture)
+    cls.column_type: cls for cls in (Numeric, Numbers, Category, Date, Text, EmbeddedText, Picture)
 }
 
 
@@ -198,7 +201,7 @@ class InferredType(NamedTuple):
 
 
 def infer_column_type(
-    cells: np.ndarray, *, format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST
+    cells: np.ndarray, *, format_order: Sequence[str] = quantities.FORMATS_DECIMAL_POINT_FIRST
 ) -> InferredType:
     """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
@@ -215,22 +218,25 @@ def infer_column_type(
         return InferredType(Date.fit(cells))
     if cells.dtype.kind != "O":
         return InferredType(Numeric.fit(cells))
-    if numeric_format := _infer_numeric_format(distinct, format_order):
+    written = list(dict.fromkeys(map(normalize_cell, distinct)))
+    if numeric_format := _infer_numeric_format(written, format_order):
         return InferredType(Numeric.fit(cells, numeric_format))
-    if date_format := parsing.infer_date_format(distinct):
+    if date_format := dates.infer_date_format(written):
         return InferredType(Date.fit(cells, date_format))
+    if number_formats := quantities.infer_number_formats(written, format_order):
+        parts = tuple(Numeric.fit(cells, number_format) for number_format in number_formats)
+        return InferredType(parts[0] if len(parts) == 1 else Numbers(parts))
+    if scale := find_scale(distinct):
+        return InferredType(Category.fit(cells, scale))
     if len(distinct) <= max_category_levels(distinct, len(present)) and not are_sentences(distinct, present.tolist()):
         return InferredType(Category.fit(cells))
-    if parsing.are_dates_in_any_format(distinct):
+    if dates.are_dates_in_any_format(distinct):
         return InferredType(None, "dates in more than one order of day and month")
-    has_spaces = any(" " in cell for cell in distinct)
-    with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
-    has_digits = with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
-    if len(distinct) == len(present) and not has_spaces and has_digits:
+    if len(distinct) == len(present) and are_identifiers(distinct):
         presence = Category.fit(cells)  # whether a row has an identifier may be informative
         if presence.levels == ("",):
             return InferredType(presence)
-        return InferredType(None, "an identifier of each row")
+        return InferredType(None, "a different code in each row")
     text = Text.fit(cells)
     if text.feature_name_suffixes:
         return InferredType(text, is_text=True)
@@ -244,11 +250,11 @@ def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], 
 
     Returns "" for cells of other formats.
     """
-    if numeric_format := parsing.infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
+    if numeric_format := quantities.infer_numeric_format(distinct, allow_codes=is_user_type, format_order=format_order):
         return numeric_format
-    if interval_format := parsing.infer_interval_format(distinct, format_order):
+    if interval_format := quantities.infer_interval_format(distinct, format_order):
         return interval_format
-    return "duration" if parsing.are_durations(distinct, allow_times_of_day=is_user_type) else ""
+    return "duration" if quantities.are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
 def max_category_levels(distinct: Sequence[str], n: int) -> float:
@@ -270,6 +276,58 @@ def is_free_text(cells: np.ndarray, *, is_only_column: bool) -> bool:
     if len(set(present)) < n or 2 * n < len(cells) or with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * n:
         return False
     return median_word_count(present) > 1 or (is_only_column and n > 2)
+
+
+def are_identifiers(distinct: Sequence[str]) -> bool:
+    """Test whether cells are codes that say nothing: with digits, without spaces, decimals or shared prefixes.
+
+    Few prefixes before a separator, as in A-001 and B-002, may tell classes.
+    """
+    min_fraction = TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
+    max_prefixes = len(distinct) / 4
+    prefixes = {match[0] for cell in distinct if (match := re.match(r"[^\W\d_]+(?=[\W_])", cell))}
+    with_prefix = sum(bool(re.match(r"[^\W\d_]+[\W_]", cell)) for cell in distinct)
+    has_prefixes = with_prefix > min_fraction and 1 < len(prefixes) <= max_prefixes
+    decimals = sum(bool(re.search(r"(?<![\d.])\d+[.,]\d+(?![\d.])", cell)) for cell in distinct)
+    with_digits = sum(any(map(str.isdigit, cell)) for cell in distinct)
+    has_spaces = any(" " in cell for cell in distinct)
+    return not has_spaces and with_digits > min_fraction and decimals <= min_fraction and not has_prefixes
+
+
+def drop_names(
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], column_types: Mapping[str, str]
+) -> dict[str, InferredType]:
+    """Drop the columns of proper names from a table that has other columns; those with a type of the user are kept."""
+    names = [
+        name
+        for name, inferred_type in inferred.items()
+        if inferred_type.is_text and name not in column_types and are_names(format_cells(columns[name]).tolist())
+    ]
+    others = [name for name, (column, *_) in inferred.items() if column is not None and name not in names]
+    reason = "names, which differ in nearly every row (`column_type` NAME=text keeps them)"
+    return {**inferred, **(dict.fromkeys(names, InferredType(None, reason)) if others else {})}
+
+
+def are_names(cells: Sequence[str]) -> bool:
+    """Test whether cells are proper names: few words, nearly all distinct, capitalised or codes, few words shared."""
+    min_distinct_fraction, max_words, min_name_fraction, max_shared_fraction = 0.9, 4, 0.8, 0.5
+    present = [cell for cell in cells if cell]
+    words = [[word for word in re.split(r"[\s,]+", cell) if len(word) > 1] for cell in present]
+    counts = Counter(word.casefold() for row in words for word in set(row))
+    n_named = sum(
+        any(map(str.isalpha, "".join(row))) and all(word[0] != word[0].lower() or word[0].isdigit() for word in row)
+        for row in words
+    )
+    min_rows = max(
+        3, 0.08 * len(present)
+    )  # with a shared word, such as a make of cars; fewer have a first name by chance
+    n_shared = sum(any(counts[word.casefold()] >= min_rows for word in row) for row in words)
+    return (
+        len(set(present)) >= min_distinct_fraction * len(present)
+        and max(map(len, words), default=max_words + 1) <= max_words
+        and n_named >= min_name_fraction * len(present)
+        and n_shared <= max_shared_fraction * len(present)
+    )
 
 
 def median_word_count(cells: Sequence[object]) -> int:
@@ -294,7 +352,7 @@ def fit_column_as(
     argument: str = "column_type",
     *,
     has_text_encoder: bool = False,
-    format_order: Sequence[str] = parsing.FORMATS_DECIMAL_POINT_FIRST,
+    format_order: Sequence[str] = quantities.FORMATS_DECIMAL_POINT_FIRST,
 ) -> InferredType:
     """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 
@@ -306,17 +364,23 @@ def fit_column_as(
     if distinct and column_type == "picture" and cells.dtype.kind == "O":
         return InferredType(Picture())
     if distinct and column_type == "category":
-        return InferredType(Category.fit(cells))
+        return InferredType(
+            Category.fit(cells, find_scale(list(map(str, distinct))) if cells.dtype.kind == "O" else "")
+        )
     if distinct and column_type == "text" and ((fitted := Text.fit(text)).feature_name_suffixes or has_text_encoder):
         return InferredType(fitted, is_text=True)
     if distinct and column_type == "date":
         if cells.dtype.kind == "M":
             return InferredType(Date.fit(cells))
-        if date_format := parsing.infer_date_format(map(str, distinct)):
+        if date_format := dates.infer_date_format(map(normalize_cell, map(str, distinct))):
             return InferredType(Date.fit(text, date_format))
     if distinct and column_type == "number" and cells.dtype.kind != "M":
-        is_text = cells.dtype.kind == "O"
-        if numeric_format := _infer_numeric_format(distinct, format_order, is_user_type=True) if is_text else "plain":
+        if cells.dtype.kind != "O":
+            return InferredType(Numeric.fit(cells))
+        written = list(map(normalize_cell, distinct))
+        if numeric_format := _infer_numeric_format(written, format_order, is_user_type=True):
             return InferredType(Numeric.fit(cells, numeric_format))
+        if number_formats := quantities.infer_number_formats(written, format_order):
+            return InferredType(Numbers(tuple(Numeric.fit(cells, name) for name in number_formats)))
     got = f"{name} with cells such as {str(distinct[0])[:50]!r}" if distinct else f"{name}, which is empty"
     return raise_input_error(argument, f"name a column that holds a {column_type}", got, "Name another type, or none.")

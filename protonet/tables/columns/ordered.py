@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -12,18 +12,20 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.parsing import (
-    BOOLEAN_SPELLINGS,
+from protonet.tables.columns.dates import (
     DATE_FORMAT_SEPARATOR,
     DATE_FORMATS,
-    NUMERIC_FORMATS,
-    SECONDS_PER_DAY,
-    is_missing_or_missing_word,
     parse_date_with_any_time,
     parse_dates,
     parse_distinct_cells,
+)
+from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, is_missing_or_missing_word, parse_numeric_column
+from protonet.tables.columns.quantities import (
+    MAX_NUMBERS_PER_CELL,
+    NUMERIC_FORMATS,
+    SECONDS_PER_DAY,
+    find_bound,
     parse_duration,
-    parse_numeric_column,
 )
 from protonet.tables.columns.units import detect_unit
 from protonet.views.config import UntrustedComponent, raise_unless
@@ -137,6 +139,9 @@ class Numeric(OrderedColumn):
     """The absolute value up to which the logarithmic scale is nearly linear; 0 if the numbers are on no such scale."""
     log_mean: float = 0.0  #: The mean of the training rows on the logarithmic scale.
     log_std: float = 1.0  #: The standard deviation of the training rows on the logarithmic scale.
+    #: The extreme training values, which are those of words for a value beyond the range, such as "< LOD".
+    lowest: float = 0.0
+    highest: float = 0.0
     column_type: ClassVar[str] = "number"
 
     @classmethod
@@ -147,16 +152,22 @@ class Numeric(OrderedColumn):
         """
         has_unit = cells.dtype.kind == "O" and numeric_format not in {"plain", "duration"}
         unit = detect_unit(dict.fromkeys(cells)) if has_unit else ""
+        if numeric_format.endswith("annotated") and unit.isalpha() and len(unit) == 1:
+            unit = ""  # flags, such as H and L
         numeric = parse_numeric_column(cells, numeric_format, unit or None)
         usable = np.abs(numeric) <= MAX_FLOAT32  # False for NaN
+        bounds = (float(numeric[usable].min()), float(numeric[usable].max())) if usable.any() else (0.0, 0.0)
+        numeric = _fill_words_beyond_range(numeric, cells, *bounds)
+        usable = np.abs(numeric) <= MAX_FLOAT32
         statistics = cls.fit_statistics(numeric, usable)
+        column = cls(numeric_format, *statistics, unit=unit, lowest=bounds[0], highest=bounds[1])
         sizes = np.abs(numeric[usable & (numeric != 0)])
         if len(sizes) < MIN_NUMBERS_FOR_LOGARITHM or sizes.max() < MIN_LOGARITHM_SPAN * np.median(sizes):
-            return cls(numeric_format, *statistics, unit=unit)
+            return column
         log_unit = max(float(np.quantile(sizes, LOGARITHM_UNIT_QUANTILE)), float(sizes.max()) * MIN_LOGARITHM_UNIT)
         logs = _signed_logarithm(np.where(usable, numeric, statistics[0]), log_unit)
         mean, std = float(logs.mean()), float(logs.std())
-        return cls(numeric_format, *statistics, unit=unit, log_unit=log_unit, log_mean=mean, log_std=std)
+        return replace(column, log_unit=log_unit, log_mean=mean, log_std=std)
 
     def standardize(self, filled: np.ndarray) -> np.ndarray:
         """Compute the first feature (n,) from values (n,) in which the median replaces missing ones."""
@@ -193,7 +204,7 @@ class Numeric(OrderedColumn):
         numeric = parse_numeric_column(cells, self.format, self.unit or None)
         if cells.dtype.kind == "O" and not self.unit and abs(self.mean) + self.scale < 1:
             numeric[["%" in cell for cell in cells]] /= 100
-        return numeric
+        return _fill_words_beyond_range(numeric, cells, self.lowest, self.highest)
 
     @property
     def invalid_reason(self) -> str:
@@ -226,15 +237,13 @@ class Numeric(OrderedColumn):
     def summary(self) -> str:
         """Summarize the number format and the fraction of missing values in one line, for users."""
         formats = {
-            "plain": "",
-            "point": ", as 1,234.5",
-            "comma": ", as 1.234,5",
-            "interval": ", midpoints of intervals",
-            "comma interval": ", midpoints of intervals as 1,5-2,5",
-            "duration": ", durations in seconds",
+            **{"plain": "", "point": ", as 1,234.5", "comma": ", as 1.234,5", "duration": ", durations in seconds"},
+            **{"interval": ", midpoints of intervals", "comma interval": ", midpoints of intervals as 1,5-2,5"},
+            **{"annotated": ", without flags and words", "comma annotated": ", as 1.234,5, without flags and words"},
         }
         details = f"{f', in {self.unit}' if self.unit else ''}{', on a logarithmic scale' if self.log_unit else ''}"
-        return f"number{formats[self.format]}{details}{self.missing_note}"
+        shape = formats.get(self.format, f", {self.format.removeprefix('comma ')} of a cell")
+        return f"number{shape}{details}{self.missing_note}"
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> Numeric:
@@ -248,6 +257,8 @@ class Numeric(OrderedColumn):
             log_unit=stored.get_float("log_unit", 0),
             log_mean=stored.get_float("log_mean"),
             log_std=stored.get_float("log_std", math.ulp(0.0)),
+            lowest=stored.get_float("lowest"),
+            highest=stored.get_float("highest"),
         )
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
@@ -269,10 +280,73 @@ class Numeric(OrderedColumn):
         return graph.cast(z, "FLOAT"), missing
 
 
+def _fill_words_beyond_range(numeric: np.ndarray, cells: np.ndarray, lowest: float, highest: float) -> np.ndarray:
+    """Replace NaN among numbers (n,) by a bound if the cell (n,) means a value beyond the range."""
+    if cells.dtype.kind != "O":
+        return numeric
+    for row in np.flatnonzero(np.isnan(numeric) & (cells != "")).tolist():
+        if bound := find_bound(cells[row]):
+            numeric[row] = lowest if bound < 0 else highest
+    return numeric
+
+
 def _signed_logarithm(values: np.ndarray, unit: float) -> np.ndarray:
     """Compute sign(v) log(1 + |v| / unit) of values (n,) float64, which is nearly linear for |v| below ``unit``."""
     logarithms: np.ndarray = np.sign(values) * np.log1p(np.abs(values) / unit)
     return logarithms
+
+
+@dataclass(frozen=True)
+class Numbers(FittedColumn):
+    """A fitted column of cells with several numbers, such as 120/80 or 10.3±0.2; each is encoded like a column."""
+
+    parts: tuple[Numeric, ...]  #: The column of each number that varies.
+    column_type: ClassVar[str] = "numbers"
+
+    @property
+    def feature_name_suffixes(self) -> tuple[str, ...]:
+        """The suffix of each feature's name: the name of the number, then that of its feature."""
+        return tuple(f" {part.format}{suffix}" for part in self.parts for suffix in part.feature_name_suffixes)
+
+    @property
+    def feature_block_sizes(self) -> list[int]:
+        """The sizes of the blocks, one for each number."""
+        return [len(part.feature_name_suffixes) for part in self.parts]
+
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse the first number of cells (n,) that varies, to float64; NaN for other text."""
+        return self.parts[0].to_numeric(cells)
+
+    def comparable_values(self, cells: np.ndarray) -> np.ndarray:
+        """Parse the first number of cells (n,) that varies; its median replaces missing ones."""
+        return self.parts[0].comparable_values(cells)
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Compute the features (n, features) float32 of cells (n,): those of each number."""
+        return np.concatenate([part.encode(cells) for part in self.parts], axis=1)
+
+    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
+        """Compute a mask (n,) bool of the non-missing cells without the first number."""
+        return self.parts[0].is_invalid(cells)
+
+    def summary(self) -> str:
+        """Summarize the numbers of a cell in one line, for users."""
+        return f"numbers: {len(self.parts)} in a cell{self.parts[0].missing_note}"
+
+    def stored_values(self) -> dict[str, object]:
+        """Return the JSON values of the numbers."""
+        return {"parts": [part.stored_values() for part in self.parts]}
+
+    def stored_arrays(self) -> dict[str, np.ndarray]:
+        """Return no arrays."""
+        return {}
+
+    @classmethod
+    def restore(cls, stored: UntrustedComponent) -> Numbers:
+        """Restore the column from the untrusted entries of a model file."""
+        parts = stored.get_entry("parts", list)
+        raise_unless(0 < len(parts) <= MAX_NUMBERS_PER_CELL, "another number of numbers in a cell")
+        return cls(tuple(Numeric.restore(UntrustedComponent(part, {})) for part in parts))
 
 
 @dataclass(frozen=True)

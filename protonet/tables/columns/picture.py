@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
-from protonet.embeddings.pictures.descriptors import DESCRIPTORS, compute_descriptors, descriptor_part_sizes
+from protonet.embeddings.pictures.descriptors import PICTURE_SIDE, compute_descriptors, descriptor_part_sizes
 from protonet.embeddings.pictures.reading import map_pictures, require_pillow, text_to_path
 from protonet.tables.columns.base import EncoderLoader, FittedColumn
 from protonet.tables.columns.text import ColumnEmbedding
@@ -26,7 +26,7 @@ class Picture(FittedColumn):
     #: The number of features of each image descriptor.
     descriptor_sizes: tuple[int, ...] = field(default_factory=lambda: tuple(descriptor_part_sizes().values()))
     #: Side length in pixels to which pictures are resized for the descriptors.
-    picture_side: int = DESCRIPTORS.picture_side
+    picture_side: int = PICTURE_SIDE
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
@@ -111,7 +111,7 @@ class Picture(FittedColumn):
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         sizes, side = stored.get_entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
-        same = tuple(sizes) == tuple(descriptor_part_sizes().values()) and side == DESCRIPTORS.picture_side
+        same = tuple(sizes) == tuple(descriptor_part_sizes().values()) and side == PICTURE_SIDE
         version = stored.get_entry("version", int)
         raise_unless(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.modality == "picture"

@@ -15,8 +15,12 @@ from torch import Tensor
 from protonet import InputError
 from protonet.embeddings.pictures import descriptors
 from protonet.embeddings.pictures.descriptors import (
+    BATCH_SIZE,
+    CELLS_PER_SIDE,
     DESCRIPTOR_PART_SCALES,
-    DESCRIPTORS,
+    N_FILTER_ORIENTATIONS,
+    N_FILTER_SCALES,
+    PICTURE_SIDE,
     compute_descriptors,
     descriptor_part_sizes,
     morlet_filter_spectra,
@@ -279,7 +283,7 @@ def test_the_number_of_threads_does_not_change_the_order(tmp_path: Path, threads
 
 
 def read(kind: str, seed: int) -> Tensor:
-    pixels = np.asarray(draw(kind, seed, DESCRIPTORS.picture_side)).transpose(2, 0, 1)
+    pixels = np.asarray(draw(kind, seed, PICTURE_SIDE)).transpose(2, 0, 1)
     return torch.from_numpy(pixels.copy())
 
 
@@ -290,7 +294,7 @@ def take(features: Tensor, name: str) -> Tensor:
 
 
 def test_features_of_a_picture_do_not_depend_on_the_batch() -> None:
-    pixels = torch.stack([read("disc", index) for index in range(DESCRIPTORS.batch_size + 2)])
+    pixels = torch.stack([read("disc", index) for index in range(BATCH_SIZE + 2)])
     pixels[0] = 255
     full = compute_descriptors(pixels)
     assert full.shape == (len(pixels), sum(descriptor_part_sizes().values()))
@@ -310,7 +314,7 @@ def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> No
 
 def test_texture_features_are_invariant_to_rotation() -> None:
     pixels = read("cross", 1)[None]
-    pixels[:, :, : DESCRIPTORS.picture_side // 2] = 0
+    pixels[:, :, : PICTURE_SIDE // 2] = 0
     after = pixels.rot90(1, dims=(2, 3))
     first, second = compute_descriptors(pixels), compute_descriptors(after)
     for name, error in (("texture", 0.02), ("figure", 0.05), ("colours", 1e-5), ("hues", 1e-5), ("neighbours", 0.05)):
@@ -320,12 +324,12 @@ def test_texture_features_are_invariant_to_rotation() -> None:
 
 
 def test_responses_are_those_of_a_slow_convolution() -> None:
-    grey = torch.rand(1, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side, generator=torch.Generator().manual_seed(0))
+    grey = torch.rand(1, PICTURE_SIDE, PICTURE_SIDE, generator=torch.Generator().manual_seed(0))
     first, second = descriptors._scattering_coefficients(grey)
     spectrum, filters = torch.fft.fft2(grey), morlet_filter_spectra()
     response = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
-    expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells_per_side).flatten()
-    result = first.view(DESCRIPTORS.n_filter_scales, DESCRIPTORS.n_filter_orientations, -1)[1, 3]
+    expected = torch.nn.functional.adaptive_avg_pool2d(response, CELLS_PER_SIDE).flatten()
+    result = first.view(N_FILTER_SCALES, N_FILTER_ORIENTATIONS, -1)[1, 3]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     # of the second scale, turned by 2, to the first one's at 3: the means are over every other pixel
     finer = torch.fft.ifft2(spectrum * filters[0, 3]).abs()
@@ -334,9 +338,9 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
 
 
 def test_neighbours_of_a_light_spot_are_counted() -> None:
-    grey = torch.zeros(1, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side)
+    grey = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE)
     grey[0, 20, 20] = 1.0
-    fractions = descriptors._binary_pattern_histograms(grey)[0, :10].square() * DESCRIPTORS.picture_side**2
+    fractions = descriptors._binary_pattern_histograms(grey)[0, :10].square() * PICTURE_SIDE**2
     # eight pixels have the spot beside them, one brighter neighbour or two where it lies between two
-    assert float(fractions[0]) == pytest.approx(DESCRIPTORS.picture_side**2 - 8, abs=0.6)
+    assert float(fractions[0]) == pytest.approx(PICTURE_SIDE**2 - 8, abs=0.6)
     assert float(fractions[1:4].sum()) >= 7.5

@@ -148,4 +148,4 @@ def test_damaged_files_are_refused(command: Command, tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         command.refuses("`FILE.json` must", "compare", path)
     path.write_text(json.dumps(good), encoding="utf-8")
-    command.refuses("must be another file than what is read", "compare", path, "--markdown", path)
+    command.refuses("must be another file than the inputs", "compare", path, "--markdown", path)

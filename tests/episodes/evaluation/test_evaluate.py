@@ -42,10 +42,10 @@ X = X + torch.randn(240, 6, generator=torch.Generator().manual_seed(1))
 INDEX = index_classes(LABELS)
 PROTOTYPES = {"euclidean": protonet, "cosine": protonet_cosine}
 SETTINGS: list[Sampler] = [
-    EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=4),
-    EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open_classes=2),
-    EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
-    FixedSplit(n_shot=2, n_training_rows=(20,) * 8),
+    EpisodeConfig(way=(3, 3), shot=(2, 2), query=4),
+    EpisodeConfig(way=(2, 5), shot=(1, 3), query=3, unequal=True, n_open_classes=2),
+    EpisodeConfig(way=(3, 3), shot=(1, 2), query=4, imbalance=2.0),
+    FixedSplit(shot=(2, 2), n_training_rows=(20,) * 8),
 ]
 
 
@@ -68,7 +68,7 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_equal_to_a_slow_loop(setting: Sampler) -> None:
-    scores = evaluate(X, INDEX, PROTOTYPES, setting, seed=3, n_episodes=9)
+    scores = evaluate(X, INDEX, PROTOTYPES, setting, seed=3, episodes=9)
     confidences, hits = [], []
     for index in range(9):
         (part,) = split_by_size(setting.sample(INDEX, seed=3, first=index, n_episodes=1))
@@ -101,10 +101,10 @@ def test_equal_to_a_slow_loop(setting: Sampler) -> None:
 
 def test_the_number_of_threads_does_not_matter_and_is_restored() -> None:
     threads = torch.get_num_threads()
-    first = evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], n_episodes=10)
+    first = evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], episodes=10)
     try:
         torch.set_num_threads(2)
-        assert equal(first, evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], n_episodes=10))
+        assert equal(first, evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], episodes=10))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -124,10 +124,10 @@ def test_a_method_may_use_gradients_and_overwrite_its_input() -> None:
         return logits
 
     for setting in SETTINGS:
-        both = evaluate(X, INDEX, {"mine": fit_by_gradients, **PROTOTYPES}, setting, n_episodes=20)
+        both = evaluate(X, INDEX, {"mine": fit_by_gradients, **PROTOTYPES}, setting, episodes=20)
         assert both["mine"].accuracy.mean() > 0.4
         assert not both["mine"].accuracy.requires_grad
-        alone = evaluate(X, INDEX, PROTOTYPES, setting, n_episodes=20)
+        alone = evaluate(X, INDEX, PROTOTYPES, setting, episodes=20)
         assert equal(alone, {name: both[name] for name in PROTOTYPES})
 
 
@@ -141,12 +141,12 @@ def test_wrong_outputs_of_a_method_are_refused() -> None:
     for change, message in changes:
         own = {"own": lambda episodes, change=change: change(protonet(episodes))}
         with pytest.raises((ValueError, TypeError), match=f"^`method` must {message}"):
-            evaluate(X, INDEX, own, SETTINGS[0], n_episodes=5)
+            evaluate(X, INDEX, own, SETTINGS[0], episodes=5)
 
 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^`classes` must have 32 rows .*; got class '0' with 30\."):
-        evaluate(X, INDEX, PROTOTYPES, EpisodeConfig(way=(2, 2), n_query=31))
+        evaluate(X, INDEX, PROTOTYPES, EpisodeConfig(way=(2, 2), query=31))
 
     def broken(episodes: Episodes) -> torch.Tensor:
         logits = protonet(episodes)
@@ -154,13 +154,13 @@ def test_errors() -> None:
         return logits
 
     with pytest.raises(ValueError, match="`method` must give finite logits; got others of bad in episode 3"):
-        evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], n_episodes=5)
+        evaluate(X, INDEX, {"bad": broken}, SETTINGS[0], episodes=5)
     half = {"half": lambda episodes: protonet(episodes).half()}  # any floats will do
-    assert evaluate(X, INDEX, half, SETTINGS[0], n_episodes=5)["half"].accuracy.mean() > 0.5
+    assert evaluate(X, INDEX, half, SETTINGS[0], episodes=5)["half"].accuracy.mean() > 0.5
     with pytest.raises(ValueError, match=r"^`seed` must be a"):
         evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], seed=-1)
-    with pytest.raises(ValueError, match=r"^`n_episodes` must be a"):
-        evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], n_episodes=0)
+    with pytest.raises(ValueError, match=r"^`episodes` must be a"):
+        evaluate(X, INDEX, PROTOTYPES, SETTINGS[0], episodes=0)
 
 
 def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
@@ -184,13 +184,13 @@ SORTED_LABELS = torch.arange(12).repeat_interleave(20)
 SORTED_X = torch.stack([SORTED_LABELS.float(), torch.arange(240) / 240], dim=1)
 SORTED_INDEX = index_classes(SORTED_LABELS)
 PROTOCOLS: dict[str, Sampler] = {
-    "balanced": EpisodeConfig((4, 4), (1, 2), n_query=5),
-    "dirichlet": EpisodeConfig((2, 5), n_query=3, imbalance=2.0),
-    "open": EpisodeConfig((3, 3), n_query=5, n_open_classes=2),
-    "unlabelled": EpisodeConfig((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
-    "fixed split": FixedSplit(n_shot=2, n_training_rows=(10,) * 12),
+    "balanced": EpisodeConfig((4, 4), (1, 2), query=5),
+    "dirichlet": EpisodeConfig((2, 5), query=3, imbalance=2.0),
+    "open": EpisodeConfig((3, 3), query=5, n_open_classes=2),
+    "unlabelled": EpisodeConfig((3, 3), query=5, unlabelled=4, distractors=2),
+    "fixed split": FixedSplit(shot=(2, 2), n_training_rows=(10,) * 12),
     "Meta-Dataset": MetaDataset(),
-    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), n_query=5), n_base_classes=4),
+    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), query=5), n_base_classes=4),
 }
 
 
@@ -213,7 +213,7 @@ def test_positions_of_queries_do_not_reveal_classes(name: str) -> None:
         hot = F.one_hot(position * episodes.n_way // n_queries, episodes.n_way)
         return (hot * (2 - position[:, None] / n_queries)).expand(n_episodes, -1, -1)
 
-    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS[name], n_episodes=200)
+    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS[name], episodes=200)
     assert knows_nothing(scores["guess"], chance)
 
 
@@ -234,7 +234,7 @@ def test_row_indices_do_not_reveal_classes() -> None:
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 
     trained = TrainedEncoder(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(SORTED_X))
-    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
+    scores = evaluate(SORTED_X, SORTED_INDEX, {"guess": guess}, PROTOCOLS["balanced"], episodes=200, trained=trained)
     assert all(weight.any() for weight in trained.encoder.parameters())
     assert knows_nothing(scores["guess"], [1 / 4])
 
@@ -248,7 +248,7 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
         fractions.append((classes[:, 1:] == classes[:, :-1]).double().mean(dim=1))
         return METHODS["protonet"](episodes)
 
-    evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], n_episodes=200)
+    evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS["unlabelled"], episodes=200)
     excess = torch.cat(fractions) - 3 / 19  # of 20 rows, 3 others are of a row's class
     assert abs(float(excess.mean())) < 5 * float(excess.std()) / math.sqrt(len(excess))
 
@@ -263,7 +263,7 @@ def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
         return METHODS["ridge"](episodes)
 
     methods: dict[str, Method] = {"ours": METHODS["ridge"], "wrapped": wrapped}
-    scores = evaluate(x, SORTED_INDEX, methods, PROTOCOLS[name], n_episodes=70)
+    scores = evaluate(x, SORTED_INDEX, methods, PROTOCOLS[name], episodes=70)
     for field, known in vars(scores["ours"]).items():
         assert torch.allclose(known, getattr(scores["wrapped"], field), equal_nan=True), field
 
@@ -280,8 +280,8 @@ def test_the_order_of_queries_depends_on_the_episode_alone(name: str) -> None:
     for done in (0, 1, 5):
         seen.append({})
         known = METHODS["protonet"]
-        earlier = evaluate(SORTED_X, SORTED_INDEX, {"spy": known}, PROTOCOLS[name], n_episodes=done) if done else None
-        evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS[name], n_episodes=20, earlier=earlier)
+        earlier = evaluate(SORTED_X, SORTED_INDEX, {"spy": known}, PROTOCOLS[name], episodes=done) if done else None
+        evaluate(SORTED_X, SORTED_INDEX, {"spy": spy}, PROTOCOLS[name], episodes=20, earlier=earlier)
     for resumed in seen[1:]:
         assert resumed.keys() <= seen[0].keys()
         assert all(torch.equal(query, seen[0][key]) for key, query in resumed.items())

@@ -33,8 +33,8 @@ LABELS = torch.arange(120) % 6
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))[LABELS]
 X = X + torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
 NAMES = ("protonet", "ridge", "soft-kmeans")
-PLAIN = EpisodeConfig(way=(3, 3), n_query=4)
-OPEN = EpisodeConfig(way=(3, 3), shot=(1, 3), n_query=4, n_open_classes=1)
+PLAIN = EpisodeConfig(way=(3, 3), query=4)
+OPEN = EpisodeConfig(way=(3, 3), shot=(1, 3), query=4, n_open_classes=1)
 
 
 def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
@@ -43,7 +43,7 @@ def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
 
 @cache
 def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, EpisodeScores]:
-    return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
+    return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, episodes=n_episodes)
 
 
 def test_the_summary_agrees_with_the_scores() -> None:

@@ -156,11 +156,11 @@ def test_errors_of_arguments_are_one_line(command: Command) -> None:
         ("--batch 0", "`--batch` must be a whole number >= 1"),
         ("--device abacus", "`--device` must be a device of this machine"),
         ("--weights w.pt", "`--weights` must come with the name of"),
-        ("--names x", "`--names` must come with --texts"),
-        ("--template {}", "`--template` must come with --texts"),
+        ("--names x", "`--names` must come with `--texts`"),
+        ("--template {}", "`--template` must come with `--texts`"),
         ("--texts --template a", r"`--template` must have one \{\}"),
         ("--texts", r"`--texts` must come with `--backbone` open_clip:"),
-        ("--texts --maps", "`--maps` must come without --texts; got both"),
+        ("--texts --maps", "`--maps` must come without `--texts`; got both"),
         ("--backbone a.safetensors --texts", "another than a checkpoint of ours, to take this; got `--texts` with"),
         ("--backbone a.safetensors", "must be a checkpoint of protonet.episodes train"),
         ("--image-size 9", "`--image-size` must come with FILE.safetensors"),
@@ -172,11 +172,11 @@ def test_errors_of_arguments_are_one_line(command: Command) -> None:
 @pytest.mark.usefixtures("net")
 def test_data_that_are_no_pictures(command: Command) -> None:
     given = "--backbone net.pt2 -o out.npz"
-    command.refuses(r"`data` must be a folder of pictures by class, .*digits", "extract digits", given)
+    command.refuses(r"`DATA` must be a folder of pictures by class, .*digits", "extract digits", given)
     command.refuses("^protonet.episodes extract: `root` must hold images", "extract cub:pictures", given)
     command.refuses("missing argument", "extract pictures --backbone net.pt2")
     shutil.rmtree("pictures/disc")
-    command.refuses("`data` must have at least 2 classes; got 1", "extract pictures", given)
+    command.refuses("`DATA` must have at least 2 classes; got 1", "extract pictures", given)
 
 
 def test_a_picture_that_cannot_be_read_and_files_of_something_else(command: Command, net: Path) -> None:

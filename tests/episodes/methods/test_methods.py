@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from protonet import solve
 from protonet.episodes import methods
-from protonet.episodes.__main__ import DEFAULT_METHODS
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS, Method, MethodInput, MethodSpec
 from protonet.episodes.methods.adaptive import solver
@@ -21,6 +20,7 @@ from protonet.episodes.methods.choice import choose_methods
 from protonet.episodes.methods.clustering import ASSIGNMENT_TOLERANCE
 from protonet.episodes.methods.keywords import list_method_settings
 from protonet.episodes.methods.linear import linear_finetune
+from protonet.episodes.names import DEFAULT_METHODS
 from protonet.episodes.samplers import batch
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.errors import InputError
@@ -276,7 +276,7 @@ def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_e
     centres = torch.randn(CLASSES, 1, DIM, generator=generator)
     x = FAMILIES[family](centres, torch.randn(CLASSES, ROWS, DIM, generator=generator), generator).flatten(0, 1)
     index = index_classes(torch.arange(CLASSES).repeat_interleave(ROWS))
-    scores = evaluate(x, index, choose_methods(names), setting, n_episodes=n_episodes)
+    scores = evaluate(x, index, choose_methods(names), setting, episodes=n_episodes)
     return {name: score.accuracy for name, score in scores.items()}
 
 

@@ -39,7 +39,7 @@ def dataset(x: torch.Tensor, y: torch.Tensor, names: tuple[str, ...] = ("a", "b"
 
 @given(seed=seeds)
 def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed: int) -> None:
-    draw = FixedSplit(2, COUNTS).sample(INDEX, seed=seed, first=5, n_episodes=6)
+    draw = FixedSplit((2, 2), COUNTS).sample(INDEX, seed=seed, first=5, n_episodes=6)
     assert draw.support_ids.shape == (6, 3, 2)
     for support, query in zip(draw.support_ids, draw.query_ids, strict=True):
         assert bool((TRAIN[support] == torch.arange(3)[:, None]).all())
@@ -48,7 +48,7 @@ def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed
 
 
 def test_every_training_row_is_as_likely() -> None:
-    draw = FixedSplit(2, COUNTS).sample(INDEX, seed=1, first=0, n_episodes=3000)
+    draw = FixedSplit((2, 2), COUNTS).sample(INDEX, seed=1, first=0, n_episodes=3000)
     for part, rows in enumerate(([0, 3, 6, 8], [1, 4, 7], [2, 5])):
         counts = torch.bincount(draw.support_ids[:, part].flatten(), minlength=9)
         assert counts.nonzero().flatten().tolist() == rows
@@ -57,10 +57,10 @@ def test_every_training_row_is_as_likely() -> None:
 
 def test_settings_that_do_not_fit_the_split_are_refused() -> None:
     for setting, message in [
-        (FixedSplit(0, COUNTS), r"`shot` must be a whole number in \[1, 1000000\]; got 0"),
-        (FixedSplit(3, COUNTS), "`classes` must have 3 training rows; got class 'c' with 2. Ask for fewer shots, or"),
-        (FixedSplit(1, (4, 3)), "`n_train` must be one count for each"),
-        (FixedSplit(1, (4, 6, 2)), "`classes` must have a test row; got class 'b' without any"),
+        (FixedSplit((0, 0), COUNTS), r"`shot` must be a whole number in \[1, 1000000\]; got 0"),
+        (FixedSplit((3, 3), COUNTS), "`classes` must have 3 training rows; got class 'c' with 2. Ask for fewer shots"),
+        (FixedSplit((1, 1), (4, 3)), "`n_training_rows` must be one count for each"),
+        (FixedSplit((1, 1), (4, 6, 2)), "`classes` must have a test row; got class 'b' without any"),
     ]:
         with pytest.raises(InputError, match=message):
             setting.validate(INDEX, ("a", "b", "c"))
@@ -68,27 +68,27 @@ def test_settings_that_do_not_fit_the_split_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["protonet", "knn"])
 def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods, config = {name: METHODS[name]}, FixedSplit(2, COUNTS)
-    full = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
+    methods, config = {name: METHODS[name]}, FixedSplit((2, 2), COUNTS)
+    full = evaluate(X, INDEX, methods, config, episodes=3)[name]
     monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_DOT_PRODUCTS_PER_CALL", 1)
     monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_CALL", 2)
-    blocks = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
+    blocks = evaluate(X, INDEX, methods, config, episodes=3)[name]
     assert torch.equal(full.accuracy, blocks.accuracy)
     assert torch.allclose(full.confidence_bins, blocks.confidence_bins, atol=1e-5)
 
 
 def test_splits_are_joined_by_name() -> None:
     train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
-    sampler, data = FixedSplit(2).join_test_set(train, test, ("x", "y"))
+    sampler, data = FixedSplit((2, 2)).join_test_set(train, test, ("x", "y"))
     assert torch.equal(data.x, X)
     assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
-    assert sampler == FixedSplit(2, COUNTS)
-    _, half = FixedSplit(2).join_test_set(train, dataset(X[9:].half(), TEST), ("x", "y"))
+    assert sampler == FixedSplit((2, 2), COUNTS)
+    _, half = FixedSplit((2, 2)).join_test_set(train, dataset(X[9:].half(), TEST), ("x", "y"))
     assert half.x.dtype == torch.float32
     pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
-    _, grey = FixedSplit(2).join_test_set(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))
+    _, grey = FixedSplit((2, 2)).join_test_set(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))
     assert torch.equal(grey.x[:9], pixels.x)
-    _, mixed = FixedSplit(2).join_test_set(pixels, test, ("x", "y"))
+    _, mixed = FixedSplit((2, 2)).join_test_set(pixels, test, ("x", "y"))
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
@@ -103,7 +103,7 @@ def test_splits_that_do_not_fit_together_are_refused() -> None:
         ),
     ]:
         with pytest.raises(InputError, match=message):
-            FixedSplit(2).join_test_set(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+            FixedSplit((2, 2)).join_test_set(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
 
 
 @given(
@@ -137,7 +137,7 @@ def test_lines_about_duplicates_equal_a_slow_count() -> None:
 
 
 def test_small_classes_give_all_that_they_have() -> None:
-    setting = FixedSplit(3, COUNTS, allow_small=True)
+    setting = FixedSplit((3, 3), COUNTS, allow_small=True)
     draw = setting.sample(setting.validate(INDEX, ("a", "b", "c")), seed=0, first=0, n_episodes=9)
     assert ((draw.support_ids >= 0).sum(dim=2) == torch.tensor([3, 3, 2])).all()
     assert (draw.support_ids[:, 2, :2].sort().values == torch.tensor([2, 5])).all()
@@ -163,7 +163,7 @@ def join(
     return sampler, pool, learned
 
 
-KIND, POOL, LEARNED = join(SORTED_LABELS, SORTED_X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=3))
+KIND, POOL, LEARNED = join(SORTED_LABELS, SORTED_X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), query=3))
 ROWS, SORTED_INDEX, SOURCES = POOL.x, POOL.rows_by_class, POOL.dataset_rows
 
 
@@ -200,7 +200,7 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
 
 def test_scores_equal_a_slow_loop() -> None:
     """The slow loop finds the nearest mean among base and novel classes, one query at a time."""
-    scores = evaluate(ROWS, SORTED_INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
+    scores = evaluate(ROWS, SORTED_INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, episodes=20)["protonet"]
     for position in range(20):
         draw = KIND.sample(SORTED_INDEX, seed=2, first=position, n_episodes=1)
         supports = [part[part >= 0] for part in draw.support_ids[0]]

@@ -27,23 +27,21 @@ SIZE = torch.randint(9, 14, (12,), generator=GENERATOR)
 LABELS = torch.arange(12).repeat_interleave(SIZE)[torch.randperm(int(SIZE.sum()), generator=GENERATOR)]
 INDEX = index_classes(LABELS)
 PROTOCOLS: dict[str, Sampler] = {
-    "balanced": EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=3),
-    "spans": EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=2, unequal=True, n_open_classes=2),
-    "dirichlet": EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=2, imbalance=2.0),
-    "small": EpisodeConfig(way=(2, 3), shot=(2, 2), n_query=12, imbalance=0.5, allow_small=True),
-    "unlabelled": EpisodeConfig(way=(2, 3), shot=(1, 2), n_query=2, n_unlabelled=4),
-    "distractors": EpisodeConfig(
-        way=(2, 3), n_query=9, n_open_classes=1, allow_small=True, n_unlabelled=4, n_distractors=1
-    ),
-    "effective": EpisodeConfig(way=(3, 5), n_query=3, n_effective_classes=2),
-    "multinomial": EpisodeConfig(way=None, n_query=1, n_effective_classes=4, multinomial=True, n_open_classes=1),
+    "balanced": EpisodeConfig(way=(3, 3), shot=(2, 2), query=3),
+    "spans": EpisodeConfig(way=(2, 4), shot=(1, 3), query=2, unequal=True, n_open_classes=2),
+    "dirichlet": EpisodeConfig(way=(3, 3), shot=(1, 2), query=2, imbalance=2.0),
+    "small": EpisodeConfig(way=(2, 3), shot=(2, 2), query=12, imbalance=0.5, allow_small=True),
+    "unlabelled": EpisodeConfig(way=(2, 3), shot=(1, 2), query=2, unlabelled=4),
+    "distractors": EpisodeConfig(way=(2, 3), query=9, n_open_classes=1, allow_small=True, unlabelled=4, distractors=1),
+    "effective": EpisodeConfig(way=(3, 5), query=3, n_effective_classes=2),
+    "multinomial": EpisodeConfig(way=None, query=1, n_effective_classes=4, multinomial=True, n_open_classes=1),
     "two files": EpisodeConfig(
-        way=(3, 4), shot=(1, 3), n_query=2, unequal=True, n_open_classes=1, n_training_rows=tuple((SIZE - 3).tolist())
+        way=(3, 4), shot=(1, 3), query=2, unequal=True, n_open_classes=1, n_training_rows=tuple((SIZE - 3).tolist())
     ),
-    "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
+    "fixed split": FixedSplit((2, 2), tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
     "groups": MetaDataset((tuple(range(6)), tuple(range(4, 12)))),
-    "generalized": GeneralizedSampler(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base_classes=4),
+    "generalized": GeneralizedSampler(EpisodeConfig(way=(3, 3), shot=(1, 2), query=3), n_base_classes=4),
 }
 every = pytest.mark.parametrize("name", PROTOCOLS)
 
@@ -117,7 +115,7 @@ def test_gathered_rows(dtype: torch.dtype) -> None:
     x = torch.arange(2 * len(LABELS)).reshape(-1, 2).to(dtype)
     take, wide = make_row_reader(x), torch.float64 if dtype == torch.float64 else torch.float32
     for n_episodes, n_unlabelled in ((4, 0), (2, 0), (6, 3)):  # its memory is used again
-        config = EpisodeConfig(way=(3, 3), n_query=2, n_unlabelled=n_unlabelled)
+        config = EpisodeConfig(way=(3, 3), query=2, unlabelled=n_unlabelled)
         (part,) = split_by_size(config.sample(INDEX, seed=0, first=0, n_episodes=n_episodes))
         episodes = gather_episodes(take, part)
         assert torch.equal(episodes.support, x[part.support_ids].to(wide))
@@ -174,17 +172,17 @@ def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
         if config.allow_small:
             assert (queries[:way] <= 21 - shots[:way]).all()
         elif config.imbalance is None:
-            assert (queries[:way] == config.n_query).all()
+            assert (queries[:way] == config.query).all()
         else:
-            assert int(queries.sum()) == way * config.n_query
+            assert int(queries.sum()) == way * config.query
         unused = [0] * (config.way[1] - way)
-        expected = [config.n_unlabelled] * way + unused + [config.n_unlabelled] * config.n_distractors
+        expected = [config.unlabelled] * way + unused + [config.unlabelled] * config.distractors
         assert (more >= 0).sum(dim=1).tolist() == expected
 
 
 def test_episodes_are_the_same_on_every_machine() -> None:
     """Philox, which draws the episodes, is specified bit by bit."""
-    drawn = sample(torch.arange(20) % 4, EpisodeConfig(way=(3, 3), shot=(1, 1), n_query=2), seed=7, n_episodes=2)
+    drawn = sample(torch.arange(20) % 4, EpisodeConfig(way=(3, 3), shot=(1, 1), query=2), seed=7, n_episodes=2)
     assert drawn.support_ids.flatten().tolist() == [11, 17, 2, 18, 11, 12]
     assert drawn.query_ids.flatten().tolist() == [3, 19, 9, 1, 6, 18, 2, 6, 19, 15, 16, 8]
 
@@ -194,15 +192,15 @@ def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
         return float(chisquare(torch.bincount(values.flatten())[low:].numpy()).pvalue) > 1e-3
 
     labels = labels_of([5, 6, 7, 8])
-    drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(1, 1), n_query=2), n_episodes=8000)
+    drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(1, 1), query=2), n_episodes=8000)
     rows = torch.cat([drawn.support_ids, drawn.query_ids], dim=2)
     assert are_equal(labels[rows[..., 0]] // 10)
     for label in labels.unique():
         counts = torch.bincount(rows.flatten(), minlength=len(labels))[labels == label]
         assert chisquare(counts.numpy()).pvalue > 1e-3
-    config = EpisodeConfig(way=(2, 2), n_query=2, n_unlabelled=2, n_distractors=1)
+    config = EpisodeConfig(way=(2, 2), query=2, unlabelled=2, distractors=1)
     assert are_equal(sample(torch.arange(3).repeat_interleave(6), config, n_episodes=3000).unlabelled_ids)
-    config = EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=1, unequal=True)
+    config = EpisodeConfig(way=(2, 5), shot=(1, 3), query=1, unequal=True)
     shots = (sample(labels_of([9] * 6), config, n_episodes=4000).support_ids >= 0).sum(dim=2)
     assert are_equal((shots > 0).sum(dim=1), low=2)
     assert are_equal(shots, low=1)
@@ -210,7 +208,7 @@ def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
 
 @pytest.mark.parametrize("concentration", [0.5, 2.0, 50.0])
 def test_fractions_of_queries_are_dirichlet(concentration: float) -> None:
-    config = EpisodeConfig(way=(4, 4), n_query=15, imbalance=concentration)
+    config = EpisodeConfig(way=(4, 4), query=15, imbalance=concentration)
     counts = (sample(labels_of([80] * 5), config, n_episodes=2000).query_ids >= 0).sum(dim=2).double()
     assert (counts.sum(dim=1) == 60).all()
     fractions = counts / 60
@@ -222,19 +220,19 @@ def test_fractions_of_queries_are_dirichlet(concentration: float) -> None:
 def test_errors() -> None:
     for config, message in [
         (EpisodeConfig(way=(4, 4)), r"`way` must be at most the number of classes \(3\); got 4\."),
-        (EpisodeConfig((2, 2), n_query=2, n_open_classes=2), r"of classes \(3 beside 2 open ones\); got 2\."),
+        (EpisodeConfig((2, 2), query=2, n_open_classes=2), r"of classes \(3 beside 2 open ones\); got 2\."),
         (EpisodeConfig(way=(1, 1)), "`way` must be a whole number in .2, 1000000.; got 1"),
         (EpisodeConfig(way=(3, 2)), r"`way` must have the smaller number first, .*; got \(3, 2\)\. Pass \(2, 3\)"),
         (EpisodeConfig(shot=(0, 1)), "`shot` must be a whole number in .1, 1000000.; got 0"),
-        (EpisodeConfig(n_query=0), "`n_query` must be a whole number in .1, 1000000.; got 0"),
+        (EpisodeConfig(query=0), "`query` must be a whole number in .1, 1000000.; got 0"),
         (EpisodeConfig(n_open_classes=-1), "`n_open_classes` must be a whole number in .0, 1000000.; got -1"),
         (EpisodeConfig(imbalance=0.0), "`imbalance` must be a finite number > 0; got 0.0"),
-        (EpisodeConfig(way=(2, 2), n_query=5), r"`classes` must have 6 rows \(shot \+ query\); got class '1' with 4\."),
-        (EpisodeConfig(way=(2, 2), n_query=3, imbalance=1.0), "must have 7 rows .*were all of one class"),
-        (EpisodeConfig(way=(3, 3), n_query=5, shot=(4, 4), allow_small=True), r"number of classes \(2\)"),
-        (EpisodeConfig((2, 2), n_query=3, n_distractors=1), "`n_distractors` must be 0 where there are no unlabelled"),
-        (EpisodeConfig((2, 2), n_query=3, n_unlabelled=9), r"must have 13 rows \(shot \+ query \+ unlabelled\); got"),
-        (EpisodeConfig((2, 2), n_query=1, n_unlabelled=1, n_distractors=2), r"\(3 beside 2 distractors\); got 2"),
+        (EpisodeConfig(way=(2, 2), query=5), r"`classes` must have 6 rows \(shot \+ query\); got class '1' with 4\."),
+        (EpisodeConfig(way=(2, 2), query=3, imbalance=1.0), "must have 7 rows .*were all of one class"),
+        (EpisodeConfig(way=(3, 3), query=5, shot=(4, 4), allow_small=True), r"number of classes \(2\)"),
+        (EpisodeConfig((2, 2), query=3, distractors=1), "`distractors` must be 0 where there are no unlabelled"),
+        (EpisodeConfig((2, 2), query=3, unlabelled=9), r"must have 13 rows \(shot \+ query \+ unlabelled\); got"),
+        (EpisodeConfig((2, 2), query=1, unlabelled=1, distractors=2), r"\(3 beside 2 distractors\); got 2"),
     ]:
         with pytest.raises(InputError, match=message):
             sample(labels_of([5, 4, 6]), config)
@@ -246,15 +244,15 @@ def test_errors() -> None:
 def test_unlabelled_rows_and_more_queries_change_nothing_else(name: str, seed: int, first: int) -> None:
     labels, config = labels_of([30, 31, 32, 30, 33, 30]), CONFIGS[name]
     full = sample(labels, config, seed, first, 6)
-    without = sample(labels, replace(config, n_unlabelled=0, n_distractors=0), seed, first, 6)
+    without = sample(labels, replace(config, unlabelled=0, distractors=0), seed, first, 6)
     assert all(torch.equal(rows, others) for rows, others in zip(full[:3], without[:3], strict=True))
-    more = sample(labels, replace(config, n_query=config.n_query + 1), seed, first, 6)
+    more = sample(labels, replace(config, query=config.query + 1), seed, first, 6)
     assert torch.equal(labels[more.support_ids[:, :, 0]], labels[full.support_ids[:, :, 0]])
 
 
 def test_small_classes_are_drawn_with_fewer_queries() -> None:
     labels = labels_of([2, 3, 9, 9])
-    drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
+    drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), query=5, allow_small=True), n_episodes=200)
     assert 0 not in labels[drawn.support_ids]  # no row is left for a query
     small = (labels[drawn.support_ids[..., 0]] == 10).nonzero()
     assert len(small)
@@ -281,9 +279,9 @@ def test_sampling_checks_what_an_evaluation_checks(name: str) -> None:
     [
         ({"way": 3}, r"`way` must be a pair .*; got 3\. Pass \(3, 3\)"),
         ({"way": (13, 13)}, r"`way` must be at most the number of classes \(12\); got 13"),
-        ({"n_query": 20}, r"`classes` must have 21 rows \(shot \+ query\); got class "),
+        ({"query": 20}, r"`classes` must have 21 rows \(shot \+ query\); got class "),
         ({"imbalance": 0.0}, "`imbalance` must be"),
-        ({"n_distractors": 1}, "`n_distractors` must be 0 where there are no unlabelled rows; got 1"),
+        ({"distractors": 1}, "`distractors` must be 0 where there are no unlabelled rows; got 1"),
     ],
 )
 def test_sampling_checks_the_settings(settings: dict[str, Any], message: str) -> None:
@@ -300,7 +298,7 @@ def test_many_classes_are_drawn_as_few_are(n_classes: int, n_draws: int) -> None
 
 def test_support_and_queries_are_of_their_files() -> None:
     counts = SIZE - 3
-    config = EpisodeConfig(way=(4, 4), shot=(2, 2), n_query=3, n_open_classes=2, n_training_rows=tuple(counts.tolist()))
+    config = EpisodeConfig(way=(4, 4), shot=(2, 2), query=3, n_open_classes=2, n_training_rows=tuple(counts.tolist()))
     training = torch.cat(
         [INDEX.row_indices[start : start + n] for start, n in zip(INDEX.class_starts, counts, strict=True)]
     )
@@ -313,7 +311,7 @@ def test_support_and_queries_are_of_their_files() -> None:
 
 def test_effective_classes_are_random_classes_of_the_episode() -> None:
     """Positions do not reveal them: each class of an episode is as likely to have queries."""
-    config = EpisodeConfig(way=(5, 5), n_query=2, n_effective_classes=2)
+    config = EpisodeConfig(way=(5, 5), query=2, n_effective_classes=2)
     draw = config.sample(INDEX, seed=0, first=0, n_episodes=2000)
     has_queries = (draw.query_ids >= 0).any(dim=2)
     assert bool((has_queries.sum(dim=1) == 2).all())
@@ -323,7 +321,7 @@ def test_effective_classes_are_random_classes_of_the_episode() -> None:
 
 def test_multinomial_queries_have_the_moments_of_the_distribution() -> None:
     labels = torch.arange(6).repeat_interleave(torch.tensor([20, 40, 40, 60, 40, 40]))
-    config = EpisodeConfig(way=(6, 6), n_query=3, multinomial=True, allow_small=True)
+    config = EpisodeConfig(way=(6, 6), query=3, multinomial=True, allow_small=True)
     index = index_classes(labels)
     draw = config.sample(index, seed=0, first=0, n_episodes=4000)
     classes = labels[draw.support_ids[..., 0]]
@@ -341,10 +339,7 @@ def test_settings_of_effective_and_multinomial_classes_are_checked() -> None:
         (EpisodeConfig(way=(3, 5), n_effective_classes=4), r"`n_effective_classes` must be .* in \[1, 3\]; got 4"),
         (EpisodeConfig(multinomial=True, imbalance=2.0), "`multinomial` must be left out with `imbalance`"),
         (EpisodeConfig(n_training_rows=(3, 4)), "`n_training_rows` must be one count for each class; got 2 for 12"),
-        (
-            EpisodeConfig(n_unlabelled=1, n_training_rows=(3,) * 12),
-            "`n_unlabelled` must be 0 where queries are of another",
-        ),
+        (EpisodeConfig(unlabelled=1, n_training_rows=(3,) * 12), "`unlabelled` must be 0 where queries are of another"),
         (EpisodeConfig(way=None, n_open_classes=11), "`way` must be at most the number of classes .*; got all"),
     ):
         with pytest.raises(InputError, match=message):

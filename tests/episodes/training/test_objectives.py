@@ -12,18 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.evaluation.evaluate import ProcessGroup
-from protonet.episodes.names import OBJECTIVES, TrainingPlan
+from protonet.episodes.names import OBJECTIVES
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.settings import TrainingPlan
 from protonet.episodes.training.objectives import (
-    META_TRAINING,
+    CONTRASTIVE_WEIGHT,
+    COSINE_TEMPERATURE,
+    LABEL_SMOOTHING,
     AdaptedLearner,
     FeatLearner,
     ProtoNetLearner,
     make_learner,
 )
 from protonet.episodes.training.tasks import ValidationScore, draw_training_episodes, select_split_side
-from protonet.episodes.training.train import TrainingRun, make_training_run, take_training_step, update_best_weights
+from protonet.episodes.training.train import (
+    WEIGHT_AVERAGE_DECAY,
+    WEIGHT_AVERAGE_DELAY,
+    TrainingRun,
+    make_training_run,
+    take_training_step,
+    update_best_weights,
+)
 from tests.episodes.cases import SIDES, make_data, make_plan
 
 N_SHOT, N_QUERY, N_WAY = 2, 3, 3
@@ -159,14 +169,12 @@ def test_feats_losses_equal_a_slow_loop() -> None:
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
                     if losses is contrastive or index >= N_SHOT:
                         cosines = F.cosine_similarity(points, row[None])
-                        losses.append(-(cosines / META_TRAINING.cosine_temperature).log_softmax(dim=0)[way])
+                        losses.append(-(cosines / COSINE_TEMPERATURE).log_softmax(dim=0)[way])
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
-    torch.testing.assert_close(result[1], META_TRAINING.contrastive_weight * torch.stack(contrastive).mean())
+    torch.testing.assert_close(result[1], CONTRASTIVE_WEIGHT * torch.stack(contrastive).mean())
     cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(proxies, dim=1).T
-    smooth = F.cross_entropy(
-        cosines / META_TRAINING.cosine_temperature, targets.flatten(), label_smoothing=META_TRAINING.label_smoothing
-    )
+    smooth = F.cross_entropy(cosines / COSINE_TEMPERATURE, targets.flatten(), label_smoothing=LABEL_SMOOTHING)
     torch.testing.assert_close(result[2], smooth)
 
 
@@ -214,8 +222,8 @@ def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
 
 
 def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
-    log_p = (cosines / META_TRAINING.cosine_temperature).log_softmax(dim=0)
-    return -(1 - META_TRAINING.label_smoothing) * log_p[target] - META_TRAINING.label_smoothing * log_p.mean()
+    log_p = (cosines / COSINE_TEMPERATURE).log_softmax(dim=0)
+    return -(1 - LABEL_SMOOTHING) * log_p[target] - LABEL_SMOOTHING * log_p.mean()
 
 
 def test_the_losses_equal_slow_loops() -> None:
@@ -249,7 +257,7 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     losses = []
     for step in range(1, 13):
         losses += advance(run, 1)
-        decay = min(META_TRAINING.weight_average_decay, step / (step + META_TRAINING.weight_average_delay))
+        decay = min(WEIGHT_AVERAGE_DECAY, step / (step + WEIGHT_AVERAGE_DELAY))
         learned = [*run.learner.encoder.parameters(), *run.learner.head.parameters()]
         saved = [decay * old + (1 - decay) * new.detach() for old, new in zip(saved, learned, strict=True)]
     assert run.step == 12

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,14 @@ from protonet.episodes.__main__ import run_subcommand
 from protonet.episodes.evaluation.evaluate import ProcessGroup, evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
-from protonet.episodes.names import OBJECTIVES, TrainingPlan
+from protonet.episodes.names import OBJECTIVES
 from protonet.episodes.networks.backbones import embed_rows_in_batches, make_backbone
 from protonet.episodes.networks.checkpoints import load_trained_encoder, read_checkpoint, select_by_prefix
 from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.settings import TrainingPlan
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
-from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
+from protonet.episodes.training.objectives import LOSS_NAMES, make_learner
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.cases import SIDES, Command, make_data, save_data
@@ -42,8 +42,9 @@ run_train = partial(run_subcommand, "train")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_maml_episodes=4))
-    monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, min_batch_norm_rows=40))
+    monkeypatch.setattr(tasks, "N_VALIDATION_EPISODES", 20)
+    monkeypatch.setattr(tasks, "N_MAML_VALIDATION_EPISODES", 4)
+    monkeypatch.setattr(training, "MIN_BATCH_NORM_ROWS", 40)
     save_data(tmp_path / "tiny.npz")
     return tmp_path
 
@@ -140,7 +141,7 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
     methods = {"own": METHODS.get(objective, METHODS["protonet-cosine"])}
-    accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)["own"].accuracy
+    accuracy = evaluate(x, index, methods, setting, episodes=n_episodes, trained=trained)["own"].accuracy
     assert 0.5 < float(accuracy.mean()) < 1
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
     assert trained.plan.objective == objective
@@ -169,7 +170,7 @@ def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]
     learned, started = (select_by_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
-    message = r"`start` must hold an encoder of conv and 64 features per row; got mlp and 64"
+    message = r"`--start` must hold an encoder of conv and 64 features per row; got mlp and 64"
     with pytest.raises(ValueError, match=message):
         train(f"--start {first} --backbone conv", "c.safetensors")
     first.unlink()
@@ -180,7 +181,7 @@ def test_a_run_begins_at_an_encoder_of_its_split(folder: Path) -> None:
     y = np.arange(20).repeat(8)
     np.savez("tiny.npz", x=np.eye(20, 64, dtype=np.float32)[y], y=y)
     train("--split-seed 0")
-    with pytest.raises(ValueError, match=r"`split_seed` must be that of `start`, 0, .*; got 1\. Pass the same"):
+    with pytest.raises(ValueError, match=r"`--split-seed` must be that of `--start`, 0, .*; got 1\. Pass the same"):
         train(f"--split-seed 1 --start a.safetensors --dataset ../{folder.name}/tiny.npz", "b.safetensors")
 
 
@@ -189,7 +190,9 @@ def test_validation_classes_that_are_too_small_for_the_shots() -> None:
     some = (tiny.y != 3) | (torch.arange(72) < 20)  # few rows of a validation class
     np.savez("tiny.npz", x=tiny.x[some].numpy(), y=tiny.y[some].numpy(), split=np.array(SIDES)[tiny.y[some]])
     for minimum, more in ((2, "--head zero"), (3, "--way 3")):
-        message = rf"`dataset` must have at least {minimum} validation classes with 7 rows \(`shot` \+ 1\); got 1\. Ask"
+        message = (
+            rf"`--dataset` must have at least {minimum} validation classes with 7 rows \(`--shot` \+ 1\); got 1\. Ask"
+        )
         with pytest.raises(ValueError, match=message):
             train(f"--objective anil --shot 6 --query 1 {more}")
 
@@ -226,15 +229,15 @@ def test_a_run_that_ended_between_two_validations_gets_more_steps() -> None:
 
 def test_resuming_with_other_settings_or_data() -> None:
     train()
-    same = r"^`resume` must continue a run of the same settings; got"
+    same = r"^`--resume` must continue a run of the same settings; got"
     with pytest.raises(
-        ValueError, match=rf"{same} `seed` 0 there and 3 here; `augment` affine there and none here\. Pass"
+        ValueError, match=rf"{same} `--seed` 0 there and 3 here; `--augment` affine there and none here\. Pass"
     ):
         train("--resume --steps 20 --seed 3 --augment none")
-    with pytest.raises(ValueError, match=r"^`steps` must be at least the 10 steps that are taken; got 9\. Pass more"):
+    with pytest.raises(ValueError, match=r"^`--steps` must be at least the 10 steps that are taken; got 9\. Pass more"):
         train("--resume --steps 9")
     step = read(Path("a.safetensors"))[1]["best"][0]
-    message = rf"^`patience` must allow more steps; got 1, .* ended at step 10\. Pass {(10 - step) // 4 + 1} or more"
+    message = rf"^`--patience` must allow more steps; got 1, .* ended at step 10\. Pass {(10 - step) // 4 + 1} or more"
     with pytest.raises(ValueError, match=message):
         train("--resume --steps 20 --patience 1")
     save_data(Path("tiny.npz"), dim=9)
@@ -254,7 +257,7 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("old.safetensors").write_text("hours of work")
     for more, output, message in (
         ("", "old.safetensors", r"`--output` must be a new file; got old\.safetensors, which exists\. Cont"),
-        ("--resume", "old.safetensors", r"`output` must be a checkpoint of .* train; got .*old\.safetensors"),
+        ("--resume", "old.safetensors", r"`--output` must be a checkpoint of .* train; got .*old\.safetensors"),
         ("--log new.safetensors", "new.safetensors", r"`--log` must be another file than --output"),
         ("", "new.pt", r"`--output` must end in \.safetensors; got new\.pt\. Rename it\."),
     ):
@@ -266,17 +269,17 @@ def test_outputs_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bad_arguments() -> None:
-    rows = r"`dataset` must have 9 rows per base class \(`shot` \+ `query`\); got class '0' with 8"
+    rows = r"`--dataset` must have 9 rows per base class \(`--shot` \+ `--query`\); got class '0' with 8"
     for more, message in (
-        ("--backbone conv --dropblock 0.1", "`dropblock` must be of the backbone resnet12; got that of conv"),
+        ("--backbone conv --dropblock 0.1", "`--dropblock` must be of the backbone resnet12; got that of conv"),
         ("--augment crop", r"`--augment` must be one of none, affine; got 'crop'"),
         ("--backbone cnov", r"`--backbone` must be one of conv, .*; got 'cnov'\. Did you mean conv\?"),
         ("--steps 0", r"`--steps` must be a whole number >= 1; got '0'"),
         (f"--query {'9' * 20}", r"`--query` must be a whole number in \[1, 1000000\]; got 9{20}\."),
         ("--query 8", rows),
-        ("--dataset synthetic:isotropic", r"`dataset` must have a split by class; got none\. Pass `split_seed` 0"),
-        ("--split-seed 0", "`split_seed` must be left out for data that have a split by class; got 0"),
-        ("--device abacus", "`device` must be a device of this machine; got 'abacus'"),
+        ("--dataset synthetic:isotropic", r"`--dataset` must have a split by class; got none\. Pass `--split-seed` 0"),
+        ("--split-seed 0", "`--split-seed` must be left out for data that have a split by class; got 0"),
+        ("--device abacus", "`--device` must be a device of this machine; got 'abacus'"),
         (f"--seed {2**63}", rf"`--seed` must be a whole number in \[0, {2**63 - 1}\]; got {2**63}"),
         ("--objective maml --head zero --inner-rate 1e30", r"`loss` must stay finite; got nan in step \d\. Lower"),
     ):

@@ -12,6 +12,7 @@ from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type, is_free_text
 from protonet.tables.columns.parsing import replace_missing_cells
+from protonet.tables.features import fit_columns
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -66,7 +67,7 @@ def test_inferred_types() -> None:
             for cell_format in ("%d. %b %Y", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%b %d, %Y")
         ),
         (objects(day.item().strftime("%Y-%m") for day in DAYS), "date as %Y-%m, in year"),
-        (objects(["7 lb", *(f"{value}kg" for value in range(N - 1))]), "number, as 1,234.5, in kg, 1.7 % missing"),
+        (objects(["7 lb", *(f"{value}kg" for value in range(N - 1))]), "number, as 1,234.5, in kg"),
         (objects(f"{value % 9}h {value % 7}m" for value in range(N)), "number, durations in seconds"),
         (objects(f"{value:.1f}".replace(".", ",") for value in RNG.normal(size=N)), "number, as 1.234,5"),
         (cycle("10 to 20", "20 to 30", "over 30"), "number, midpoints of intervals"),
@@ -105,8 +106,8 @@ def test_useless_columns_are_dropped() -> None:
         (objects(["x"] * 9), "constant"),
         (objects(["7"] * 9), "constant"),
         (np.full(9, 7), "constant"),
-        (objects(f"A{index:05}" for index in RNG.permutation(N)), "an identifier of each row"),
-        (objects(f"{n:08x}7a" for n in RNG.integers(2**32, size=N)), "an identifier of each row"),
+        (objects(f"A{index:05}" for index in RNG.permutation(N)), "a different code in each row"),
+        (objects(f"{n:08x}7a" for n in RNG.integers(2**32, size=N)), "a different code in each row"),
         (objects(chr(0x4E00 + index) * 2 for index in range(N)), "text in which no two rows share a word"),
         (objects("the same words" + "!" * index for index in range(N)), "text with the same words in every row"),
         (objects(dict.fromkeys(mixed)), "dates in more than one order of day and month"),
@@ -198,3 +199,24 @@ class TestNamedTypes:
             message = rf"^`column_type` must name a column that holds a {kind}; got price with cells such as {shown}\."
             with pytest.raises(InputError, match=message):
                 fit_column_as("price", kind, cells)
+
+
+def test_decimals_and_codes_with_shared_prefixes_are_no_identifiers() -> None:
+    for cells in ([f"{n}.5#q{n}" for n in range(N)], [f"{'ABC'[n % 3]}-{n:03}" for n in range(N)]):
+        assert infer(objects(cells)).column_type == "text"
+    for cells in ([f"192.168.0.{n}" for n in range(N)], [f"P-{n:03}" for n in range(N)]):
+        assert infer_column_type(objects(cells)).drop_reason == "a different code in each row"
+
+
+def test_names_are_dropped_beside_other_columns() -> None:
+    syllables = [a + b for a in "bdfklmnprst" for b in "aeiou"]
+    names = [" ".join("".join(RNG.choice(syllables, 3)).capitalize() for _ in range(2)) for _ in range(N)]
+    makes = [f"{('Audi', 'Fiat', 'Volvo')[row % 3]} {name}" for row, name in enumerate(names)]
+    for cells, is_dropped in ((names, True), (makes, False), ([name.lower() for name in names], False)):
+        alone = fit_columns({"a": objects(cells)}, {}, keep_hint=None)
+        assert alone["a"].column is not None
+        columns = {"a": objects(cells), "x": np.arange(float(N))}
+        inferred = fit_columns(columns, {}, keep_hint=None)["a"]
+        assert (inferred.column is None) == is_dropped
+        assert is_dropped == inferred.drop_reason.startswith("names, which differ in nearly every row")
+        assert fit_columns(columns, {"a": "text"}, keep_hint=None)["a"].column is not None

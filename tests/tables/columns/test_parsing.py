@@ -11,26 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.tables.columns.dates import DATE_FORMATS, infer_date_format, parse_date, parse_dates
 from protonet.tables.columns.encoding import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.columns.parsing import (
-    DATE_FORMATS,
+from protonet.tables.columns.parsing import format_cells, is_missing, parse_numeric_column, replace_missing_cells
+from protonet.tables.columns.quantities import (
     FORMATS_DECIMAL_POINT_FIRST,
     SEMICOLON_FILE_FORMATS,
     are_durations,
-    format_cells,
-    infer_date_format,
     infer_interval_format,
     infer_numeric_format,
-    is_missing,
     is_missing_word,
-    parse_date,
-    parse_dates,
     parse_duration,
     parse_formatted_number,
     parse_interval,
-    parse_numeric_column,
-    replace_missing_cells,
 )
 from protonet.tables.columns.units import CURRENCIES, detect_unit, split_unit
 from protonet.tables.delimited import MISSING_TEXTS
@@ -159,13 +153,47 @@ class TestNumeric:
             cells = text.split()
             assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == fmt, cells
         assert infer_numeric_format(["3 kg", "4 kg"]) == "point"
-        assert infer_numeric_format(["3 kg", "4 lb"]) == ""
+        assert infer_numeric_format(["3 kg", "4 lb"]) == "point"
+        assert infer_numeric_format(["3 kg", "4 m"]) == ""
         assert infer_numeric_format(["8/10", "7/10"]) == "point"
         assert infer_numeric_format(["1/2", "1/3", "2/4"]) == ""
         assert detect_unit(["5", "6", "7 sq. miles", "8 square miles"]) == ""
         assert detect_unit(["$0 to $9", "$10 and up", "no answer"]) == "$"
         assert infer_numeric_format(["red", *map(str, range(30))]) == "plain"
         assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
+
+
+class TestUnits:
+    def test_conversion(self) -> None:
+        cases = [("5 kg", "g", 5000), ("2 lbs", "oz", 32), ("1 mile", "m", 1609.344), ("98.6 °F", "°c", 37)]
+        cases += [("3 GB", "mb", 3000), ("$1,200/yr", "$/month", 100), ("2 €/Tag", "€/d", 2), ("5 USD", "$", 5)]
+        cases += [("5 kg", "m", math.nan), ("$5", "€", math.nan), ("$5/yr", "$", math.nan)]
+        for cell, unit, value in cases:
+            assert parse_formatted_number(cell, "point", unit) == pytest.approx(value, nan_ok=True), cell
+
+    def test_terms(self) -> None:
+        cases = [("5 lbs 2 oz", "oz", 82), ("10'20\"", "s", 620), ("5'11\"", "in", 71), ("12°30'36\"S", "°", -12.51)]
+        cases += [("10'20\"", "in", math.nan), ("5 lbs 20 oz", "oz", math.nan), ("5 lbs 2 cm", "oz", math.nan)]
+        for cell, unit, value in cases:
+            assert parse_formatted_number(cell, "point", unit) == pytest.approx(value, nan_ok=True), cell
+        minutes, feet = [f"{row}'{row + 5}\"" for row in range(5, 15)], [f"{row}'{row}\"" for row in range(4, 11)]
+        assert (detect_unit(minutes), detect_unit(feet), detect_unit([*feet, "7'05\""])) == ("s", "in", "s")
+
+
+class TestWordsAmongNumbers:
+    def test_values_beyond_the_range_are_the_extremes_of_training(self) -> None:
+        numbers = [*map(str, range(10, 20)), "TNTC", "< LOD", "n.d.", "lost"]
+        column = infer_column_type(objects(*numbers)).column
+        assert isinstance(column, Numeric)
+        values = column.to_numeric(objects("too many to count", "BDL", "12", "lost", "nicht nachweisbar", "> max"))
+        assert values.tolist() == pytest.approx([19, 10, 12, math.nan, 10, 19], nan_ok=True)
+        assert column.missing_fraction == pytest.approx(2 / len(numbers))
+
+    def test_few_numbers_with_a_word_are_categories(self) -> None:
+        for cells in (["2", "4", "6", "8", "other"], [*"12345", "a", "b", "c"]):
+            column = infer_column_type(objects(*cells * 5)).column
+            assert column is not None
+            assert column.column_type == "category"
 
 
 class TestIntervals:
