@@ -25,6 +25,7 @@ STUDIES = {
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "raw-tables": ("real_data.raw_tables", "the commands on raw tables of public repositories, beside skrub"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
+    "parts": ("real_data.parts", "what each part of the search brings in accuracy, log-loss and time"),
     "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),
     "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),
     "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),

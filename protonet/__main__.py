@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import sys
+import time
 from collections.abc import Sequence
 
 from protonet.commands.arguments import COMMANDS, parse_command_line
@@ -19,7 +20,7 @@ PROGRAM_NAME = "protonet"
 RUN_FUNCTIONS = {
     "export": "protonet.commands.info.run_export",
     "suggest": "protonet.commands.update.run_suggest",
-    "page": "protonet.server.label_api.run",
+    "page": "protonet.server.labelling.api.run",
     "serve": "protonet.server.prediction_api.run",
 }
 
@@ -64,16 +65,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_fit(options: FitOptions) -> None:
-    """Run ``fit``: read the table, and then train.
+    """Run ``fit``: read the table, and then train. Errors of the table are reported before torch is imported."""
+    started = time.monotonic()
+    from protonet.commands.rows import read_training_table  # noqa: PLC0415 - imports NumPy
 
-    The table is read before torch is imported, so that errors of the table are reported at once.
-    """
-    from protonet.commands.rows import read_table_rows  # noqa: PLC0415 - imports NumPy
-
-    rows = [read_table_rows(options)]
+    tables = [read_training_table(options)]
     from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
 
-    train(options, rows.pop())  # which releases the table once it is encoded
+    train(options, tables.pop(), started)  # which releases the cells
 
 
 def run() -> int:

@@ -5,8 +5,8 @@ The scikit-learn estimator, the commands and the servers parse input, call one o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from protonet._text import normalize_spelling, shorten_list
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.loading import AUTO, NONE, EncoderName, describe_encoder, get_encoder_modality, reload_encoder
-from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.errors import raise_input_error
 from protonet.files.metadata import TrainingMetadata, count_training_rows
 from protonet.files.model import Model, read_model, save_model
@@ -33,10 +32,16 @@ from protonet.fit.cross_validation import (
 )
 from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.names import CLASS_NAMES_ONLY_SEARCH, NAMES_ONLY_SHARPENING, classify_by_names
+from protonet.fit.names import (
+    CLASS_NAMES_ONLY_SEARCH,
+    NAMES_ONLY_SHARPENING,
+    classify_by_names,
+    describe_class_names,
+    embed_class_names,
+    raise_missing_labels,
+)
 from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
-from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
 from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, pad_class_counts
 from protonet.metrics import calibrate_known_scores, compute_class_metrics, compute_metrics
 from protonet.tables.columns.base import FittedColumn
@@ -45,6 +50,7 @@ from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
+from protonet.tables.training import TrainingTable
 from protonet.views.config import raise_unless
 
 #: Name of the tensor in a model file with the hashes of all training rows, by which ``add_samples_to_folds`` detects
@@ -60,21 +66,6 @@ PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingTable:
-    """Encoded training rows with labels, and the properties of their table that a model file stores."""
-
-    x: Tensor  #: (n, dim) float32 or float64; if n = 0, the model is fitted to class names alone.
-    y: Tensor  #: (n,) int64, class indices.
-    classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class.
-    columns: tuple[str, ...] | None = None  #: The names of the columns; None if they have no names.
-    encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are the features.
-    weights: Tensor | None = None  #: (n,) > 0, sample weights; None for equal weights.
-    groups: Tensor | None = None  #: (n,) int64; rows of the same group are held out together. None without groups.
-    class_name_rows: ClassNameRows | None = None  #: The embedded class names; None if class names do not help.
-    metadata: TrainingMetadata = field(default_factory=TrainingMetadata)  #: The metadata of the model file.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class TablePipeline(Model):
     """A fitted network with the columns, classes, cross-validation and metadata of its training table."""
 
@@ -83,40 +74,50 @@ class TablePipeline(Model):
         cls,
         table: TrainingTable,
         *,
-        unlabelled: UnlabelledSamples | None = None,
+        metadata: TrainingMetadata | None = None,
         time_limit: float = TIME_LIMIT,
         seed: int = 0,
         progress: FitProgress = ignore_progress,
     ) -> tuple[TablePipeline, Solution]:
         """Fit a network to a training table, with the keyword arguments of `protonet.solve`.
 
+        Informative class names are training samples if a pretrained encoder embeds a column. ``metadata`` are stored
+        in the model file; the views and the class names are added to them.
+
         Returns:
             The pipeline without cross-validation, and the result of model selection, by which `cross_validate` computes
             it.
+
+        Raises:
+            InputError: No row has a label, and the class names cannot be embedded.
         """
-        names_only = table.class_name_rows is not None and not len(table.x)
+        classes, encoding, names_only = table.classes, table.encoding, not len(table.x)
+        names = embed_class_names(encoding, classes, table.x, table.y, table.descriptions)
+        if names_only and names is None:
+            raise_missing_labels(encoding, classes)
         solution = fit_solution(
             None if names_only else [(table.x, table.y)],
-            metadata={"num_classes": max(2, len(table.classes))},
+            metadata={"num_classes": max(2, len(classes))},
             time_limit=time_limit,
             search=CLASS_NAMES_ONLY_SEARCH if names_only else None,
             seed=seed,
             weights=table.weights,
             groups=table.groups,
-            column_indices=None if table.encoding is None else table.encoding.feature_block_indices,
-            column_spans=() if table.encoding is None else table.encoding.standalone_feature_ranges,
+            column_indices=None if encoding is None else encoding.feature_block_indices,
+            column_spans=() if encoding is None else encoding.standalone_feature_ranges,
             progress=progress,
-            unlabelled=unlabelled,
-            names=table.class_name_rows,
+            unlabelled=table.unlabelled,
+            names=names,
         )
         if names_only:
-            solution.network.temperature.div_(1 + NAMES_ONLY_SHARPENING / len(table.classes))
+            solution.network.temperature.div_(1 + NAMES_ONLY_SHARPENING / len(classes))
+        metadata = replace(
+            metadata or TrainingMetadata(),
+            view_influences=solution.view_influences,
+            class_names=None if names is None else describe_class_names(names, classes),
+        )
         pipeline = cls(
-            network=solution.network,
-            classes=table.classes,
-            columns=table.columns,
-            metadata=replace(table.metadata, view_influences=solution.view_influences),
-            encoding=table.encoding,
+            network=solution.network, classes=classes, columns=table.rows.names, metadata=metadata, encoding=encoding
         )
         return pipeline, solution
 
@@ -132,12 +133,7 @@ class TablePipeline(Model):
         save_model(path, self)
 
     def with_loaded_encoders(
-        self,
-        names: Sequence[EncoderName] | None,
-        *,
-        show_progress: bool,
-        use_cache: bool = True,
-        table: Path | None = None,
+        self, names: Sequence[EncoderName] | None, *, show_progress: bool, use_cache: bool = True
     ) -> TablePipeline:
         """Copy the pipeline and load the pretrained encoders that text and picture columns need to encode rows.
 
@@ -145,14 +141,7 @@ class TablePipeline(Model):
             names: The encoders that the user named; None for those of ``fit``.
             show_progress: Whether to show progress bars when the encoders are used.
             use_cache: Whether embeddings are read from the cache and written to it.
-            table: The table to be read, or None; it raises an InputError if only one of table and model has pictures.
         """
-        if table is not None and not self.has_pictures and is_picture_path(table):
-            got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
-            raise_input_error("table", "be a table, as in fit", got, remedy)
-        if table is not None and self.has_pictures and table.suffix.lower() in {".npy", ".npz"}:
-            remedy = "Pass a folder of them, or a table with their paths in that column."
-            raise_input_error("table", "have pictures, as in fit", table, remedy)
         columns = self.fitted_columns
 
         def load_column_encoder(record: EncoderRecord) -> PretrainedEncoder:
@@ -207,9 +196,17 @@ class TablePipeline(Model):
         return self.columns or [f"column {index}" for index in range(len(self.n_features_per_column))]
 
     @property
-    def label_column(self) -> str:
-        """The name of the column of labels in the training table."""
-        return self.metadata.label_column
+    def column_descriptions(self) -> Mapping[str, str]:
+        """The type of each column of the training frame, or why it is dropped, by name; empty for arrays.
+
+        Models of commands describe the columns that are used.
+        """
+        stored, names = self.metadata.column_descriptions, self.columns
+        if self.encoding is None or names is None:
+            return {}
+        if {*names} <= stored.keys():
+            return stored
+        return {name: column.summary() for name, column in zip(names, self.encoding.columns, strict=True)}
 
     @property
     def missing_texts(self) -> frozenset[str]:
@@ -227,7 +224,7 @@ class TablePipeline(Model):
         """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
         names = tuple(map(normalize_spelling, self.columns or ()))  # those of data frames may have another form
         return ReadSpec(
-            label_column=self.label_column,
+            label_column=self.metadata.label_column,
             require_labels=False,
             columns=names if names and len(set(names)) == len(names) else self.columns,
             n_features=len(self.n_features_per_column),
@@ -249,28 +246,35 @@ class TablePipeline(Model):
             labels: The path of the labels of an NPY table; None if it has no labels.
         """
         table = self._convert_and_monitor(open_table(path, spec, labels), spec)
-        return replace(table, blocks=self.mark_uninformative(table.blocks, table))
+        return replace(table, blocks=self.mark_uninformative(table))
 
-    def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-        """Read all rows of a table at once, with the arguments and errors of `open_table`, which reads it in blocks.
+    def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> TrainingTable:
+        """Read and encode all rows of a table, with the arguments and errors of `open_table`, which reads in blocks.
 
-        Returns:
-            The table, and one block with all rows; rows without a readable cell are not marked in it.
+        The class index of a row is -1 if it has no label, or a class that the model does not know.
         """
-        table, block = read_table(path, spec, labels)
-        table = self._convert_and_monitor(replace(table, blocks=iter([block])), spec)
-        (block,) = table.blocks
-        return table, block
+        table, rows = read_table(path, spec, labels)
+        table = self._convert_and_monitor(replace(table, blocks=iter([rows])), spec)
+        (rows,) = table.blocks
+        return TrainingTable(
+            rows=rows,
+            x=torch.from_numpy(self.encode(rows)),
+            y=self.find_classes(rows.labels) if len(rows.labels) else torch.full((len(rows.positions),), -1),
+            classes=self.classes,
+            encoding=self.encoding,
+            uninformative_mask=torch.from_numpy(self.is_uninformative(rows)),
+            notes=table.all_notes,
+        )
 
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
         """Copy a table so that reading it converts numbers as in ``fit``, checks column types and monitors drift."""
         table = convert_to_training_formats(table, self.encoding, decimal=spec.decimal_mark)
         monitor = DriftMonitor(self.metadata.column_statistics, self.encoding, len(self.n_features_per_column))
-        return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
+        return replace(table, blocks=monitor_drift(table, monitor))
 
-    def encode(self, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
+    def encode(self, block: RowBlock, argument: str = "path") -> np.ndarray:
         """Encode the rows of a block as features (b, dim); errors as in `protonet.tables.features.encode_block`."""
-        return encode_block(table, block, self.encoding, argument)
+        return encode_block(block, self.encoding, argument)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
         """Compute a mask (b,) bool of the rows of a block in which each cell is missing or unknown to the model."""
@@ -278,13 +282,13 @@ class TablePipeline(Model):
             return np.zeros(len(block.positions), bool)
         return self.encoding.is_uninformative(block.columns)
 
-    def mark_uninformative(self, blocks: Iterable[RowBlock], table: Table) -> Iterator[RowBlock]:
-        """Yield copies of blocks with their field ``uninformative_mask`` set by `is_uninformative`.
+    def mark_uninformative(self, table: Table) -> Iterator[RowBlock]:
+        """Yield copies of the blocks of a table with their field ``uninformative_mask`` set by `is_uninformative`.
 
         After the last block, a note with the number of uninformative rows is added to the table, if there are any.
         """
         rows = 0
-        for block in blocks:
+        for block in table.blocks:
             uninformative_mask = self.is_uninformative(block)
             rows += int(uninformative_mask.sum())
             yield block._replace(uninformative_mask=uninformative_mask)
@@ -304,13 +308,18 @@ class TablePipeline(Model):
         names = [str(self.classes[label]) for label in self.network.has_zero_sum.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
+    def find_classes(self, labels: np.ndarray) -> Tensor:
+        """Find the class index (n,) int64 of each label (n,), -1 if unknown; 7 and the text "7" are the same label."""
+        indices = {str(name): index for index, name in enumerate(self.classes)}
+        return torch.tensor([indices.get(name, -1) for name in labels.astype(str).tolist()], dtype=torch.int64)
+
     def class_indices(self, y: np.ndarray) -> Tensor:
-        """Convert labels y (n,) to class indices (n,) int64; the number 7 and the text "7" are the same label."""
-        indices, names = {str(name): index for index, name in enumerate(self.classes)}, y.astype(str).tolist()
-        if unknown := sorted({*names} - indices.keys()):
+        """Convert labels y (n,) to class indices (n,) int64; raise an InputError if the model does not know one."""
+        indices = self.find_classes(y)
+        if unknown := sorted({*y[(indices < 0).numpy()].astype(str).tolist()}):
             got = shorten_list(map(repr, unknown), 1)
             raise_input_error("y", "have classes that the model knows", got, "Add them with protonet update.")
-        return torch.tensor([indices[name] for name in names], dtype=torch.int64)
+        return indices
 
     @torch.inference_mode()
     def predict_logits(
@@ -429,7 +438,7 @@ class TablePipeline(Model):
 
     def update(
         self,
-        x: np.ndarray,
+        x: Tensor,
         labels: np.ndarray,
         classes: tuple[str, ...] | tuple[int, ...],
         *,
@@ -447,19 +456,19 @@ class TablePipeline(Model):
             groups: (n,) the name of each row's group; None if the model has no groups.
             uninformative_mask: (n,) bool, rows in which each cell is missing or unknown to the model.
         """
-        features, extended = torch.from_numpy(x), replace(self, classes=classes)
-        nothing = self.as_single_fold(features[:0], torch.empty(0, dtype=torch.int64))
+        extended = replace(self, classes=classes)
+        nothing = self.as_single_fold(x[:0], torch.empty(0, dtype=torch.int64))
         cv = self.cross_validation or replace(nothing, fold_models=())
         for network in (cv.network, *cv.fold_models):
-            replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
+            replace(self, network=network).predict_logits(x.numpy())  # raises if the embedding of a row overflows
         indices, known_groups = extended.class_indices(labels), self.metadata.group_indices
         group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])
-        add_samples_to_folds(cv, features, indices, len(classes), group_ids)
+        add_samples_to_folds(cv, x, indices, len(classes), group_ids)
         if uninformative_mask.any():
             counts = pad_class_counts(self.metadata.uninformative_counts, len(classes))
             counts += torch.bincount(indices[torch.from_numpy(uninformative_mask)], minlength=len(classes))
             extended = replace(extended, metadata=replace(self.metadata, uninformative_counts=tuple(counts.tolist())))
-        hashes = torch.cat([self.training_hashes, hash_rows(features)])
+        hashes = torch.cat([self.training_hashes, hash_rows(x)])
         return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:

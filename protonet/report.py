@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from protonet.metrics import (
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding, list_fitted_columns
 from protonet.tables.columns.parsing import format_cells
+from protonet.tables.training import TrainingTable
 from protonet.ui.text import MAX_LISTED_CLASSES, format_probability_metrics, format_table, format_with_interval
 
 #: Maximum number of class pairs in the printed list of the most frequent confusions.
@@ -223,38 +223,6 @@ MAX_SHOWN_COLUMNS, MAX_SHOWN_CELL_LENGTH = 6, 40
 MAX_IMPORTANCE_PREDICTIONS, MAX_LEARNING_CURVE_SECONDS = 100_000, 60.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LabelledCells:
-    """Labelled rows with their cells and their locations in a table."""
-
-    labels: Tensor  #: (n,) int64, class indices.
-    indices: Sequence[int]  #: The index of each row in the table, from 0.
-    locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
-    column_names: Sequence[str]  #: The name of each column.
-    cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
-    ids: Sequence[str] | None = None  #: The identifier of each row; None if no column has identifiers.
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluatedRows(LabelledCells):
-    """Labelled rows, their cells, and the logits of networks that were not trained on them."""
-
-    logits: Tensor  #: (n, num_classes) logits.
-
-    def select_rows(self, indices: Sequence[int]) -> EvaluatedRows:
-        """Copy the rows at ``indices`` (from 0, among the rows of this object), in this order."""
-        rows = torch.tensor(indices, dtype=torch.long)
-        return replace(
-            self,
-            logits=self.logits[rows],
-            labels=self.labels[rows],
-            indices=[self.indices[index] for index in indices],
-            locations=[self.locations[index] for index in indices],
-            ids=None if self.ids is None else [self.ids[index] for index in indices],
-            cells=[column[rows.numpy()] for column in self.cells],
-        )
-
-
 def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing_counts: Sequence[int]) -> list[JsonDict]:
     """Convert columns to dicts for JSON, each with the name, the type and the number of missing cells of a column."""
     types = [column.summary() for column in list_fitted_columns(encoding, len(names))]
@@ -264,26 +232,21 @@ def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing_co
     ]
 
 
-def table_to_dict(
-    model: TablePipeline, labels: Tensor, n_rows: int, missing_counts: Sequence[int], notes: Sequence[str]
-) -> JsonDict:
-    """Describe a table by a dict for JSON: its rows, rows per class, columns and notes.
-
-    ``labels`` (m,) int64 are the class indices of the rows whose class the model knows; ``n_rows`` counts all rows.
-    """
-    counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
+def table_to_dict(model: TablePipeline, table: TrainingTable, notes: Sequence[str]) -> JsonDict:
+    """Describe a table by a dict for JSON: its rows, the rows of each class that the model knows, columns and notes."""
+    counts = torch.bincount(table.y[table.y >= 0], minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
-    columns = columns_to_dicts(model.column_names, model.encoding, missing_counts)
-    return {"rows": n_rows, "classes": classes, "columns": columns, "notes": list(notes)}
+    columns = columns_to_dicts(model.column_names, model.encoding, table.missing_counts)
+    return {"rows": len(table.y), "classes": classes, "columns": columns, "notes": list(notes)}
 
 
-def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
-    """Compute a reliability diagram: a dict for JSON for each bin of confidence that has rows.
+def compute_reliability(logits: Tensor, labels: Tensor) -> list[JsonDict]:
+    """Compute a reliability diagram of logits (n, num_classes): a dict for JSON for each bin of confidence with rows.
 
     Each dict has the bounds of the bin, and the number, mean confidence and accuracy (with interval) of its rows.
     """
-    confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    bins = sum_confidence_bins(confidence, predicted == rows.labels, N_RELIABILITY_BINS)
+    confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
+    bins = sum_confidence_bins(confidence, predicted == labels, N_RELIABILITY_BINS)
     return [
         {
             "low": index / N_RELIABILITY_BINS,
@@ -298,22 +261,23 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
     ]
 
 
-def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
+def rank_suspicious_labels(table: TrainingTable, logits: Tensor) -> list[JsonDict]:
     """List the rows whose labels are most probably wrong, as dicts for JSON, the most probable first.
 
     The ``logits`` (n, num_classes) are computed without the labels; in ``fit``, they are the mean of repeated
     cross-validations.
     """
-    scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
-    other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
+    scores, p, labels = score_label_errors(logits, table.y), logits.double().softmax(dim=1), table.y.tolist()
+    ids = table.ids
+    other = p.scatter(1, table.y[:, None], -1.0).max(dim=1)
     order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_LABEL_ERRORS].tolist()
     return [
         {
-            "index": rows.indices[row],
-            "location": rows.locations[row],
-            "id": None if rows.ids is None else rows.ids[row],
-            "label": int(rows.labels[row]),
-            "label_probability": float(p[row, rows.labels[row]]),
+            "index": table.rows.row_indices[row],
+            "location": table.rows.format_location(row),
+            "id": None if ids is None else ids[row],
+            "label": labels[row],
+            "label_probability": float(p[row, labels[row]]),
             "suggested": int(other.indices[row]),
             "suggested_probability": float(other.values[row]),
             "score": float(scores[row]),
@@ -322,35 +286,36 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
     ]
 
 
-def collect_predictions(rows: EvaluatedRows, column_order: Sequence[int]) -> JsonDict:
+def collect_predictions(table: TrainingTable, logits: Tensor, column_order: Sequence[int]) -> JsonDict:
     """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
 
-    More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining rows are the most likely label errors,
-    the other half are evenly spaced in the table. Only cells of the first `MAX_SHOWN_COLUMNS` columns of
-    ``column_order`` are included.
+    The ``logits`` (n, num_classes) are of networks that were not trained on the rows. More than
+    `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining rows are the most likely label errors, the other
+    half are evenly spaced in the table. Only cells of the first `MAX_SHOWN_COLUMNS` columns of ``column_order`` are
+    included.
     """
-    total, points = len(rows.labels), project_logits(rows.logits)
+    total, points = len(table.y), project_logits(logits)
     if total > MAX_REPORTED_PREDICTIONS:
-        ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
+        ranked = score_label_errors(logits, table.y).argsort(descending=True, stable=True).tolist()
         half = MAX_REPORTED_PREDICTIONS // 2
         others = sorted(ranked[half:])
-        chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
-        rows, points = rows.select_rows(chosen), points[torch.tensor(chosen)]
-    p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
+        chosen = np.sort([*ranked[:half], *others[:: -(-len(others) // half)]])
+        table, logits, points = table.select_rows(chosen), logits[chosen], points[chosen]
+    p, predicted = logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
-    shown = column_order[:MAX_SHOWN_COLUMNS] if rows.cells else []
-    texts = [[str(cell)[:MAX_SHOWN_CELL_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
+    shown, rows = column_order[:MAX_SHOWN_COLUMNS] if table.rows.columns else [], table.rows
+    texts = [[str(cell)[:MAX_SHOWN_CELL_LENGTH] for cell in format_cells(rows.columns[column])] for column in shown]
     return {
         "total": total,
-        "index": list(rows.indices),
-        "location": list(rows.locations),
-        "id": None if rows.ids is None else list(rows.ids),
-        "label": rows.labels.tolist(),
+        "index": list(rows.row_indices),
+        "location": list(map(rows.format_location, range(len(table.y)))),
+        "id": table.ids,
+        "label": table.y.tolist(),
         "predicted": predicted.tolist(),
         "probability": [round(probability, 6) for probability in p.tolist()],
         "x": [round(x, 4) for x in points[:, 0].tolist()],
         "y": [round(y, 4) for y in points[:, 1].tolist()],
-        "columns": [rows.column_names[column] for column in shown],
+        "columns": [f"column {column}" if rows.names is None else rows.names[column] for column in shown],
         "cells": texts,
     }
 
@@ -403,19 +368,22 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 
-def compute_report_sections(rows: EvaluatedRows, repeated_logits: Tensor, importance: JsonDict | None) -> JsonDict:
+def compute_report_sections(
+    table: TrainingTable, logits: Tensor, repeated_logits: Tensor, importance: JsonDict | None
+) -> JsonDict:
     """Compute the sections that the reports of ``fit`` and ``evaluate`` share, as a dict for JSON.
 
-    ``repeated_logits`` (n, num_classes) score the labels: in ``fit``, the mean of repeated cross-validations.
+    The ``logits`` (n, num_classes) are of networks that were not trained on the rows. ``repeated_logits`` of the same
+    shape score the labels: in ``fit``, they are the mean of repeated cross-validations.
     """
-    n_columns = len(rows.column_names)
-    columns = range(n_columns) if importance is None else [column["index"] for column in importance["columns"]]
+    order = range(len(table.rows.columns))
+    columns = order if importance is None else [column["index"] for column in importance["columns"]]
     return {
-        "reliability": compute_reliability(rows),
-        "wrong_labels": int((score_label_errors(repeated_logits, rows.labels) > 0).sum()),
-        "suspects": rank_suspicious_labels(rows, repeated_logits),
+        "reliability": compute_reliability(logits, table.y),
+        "wrong_labels": int((score_label_errors(repeated_logits, table.y) > 0).sum()),
+        "suspects": rank_suspicious_labels(table, repeated_logits),
         "importance": importance,
-        "predictions": collect_predictions(rows, columns),
+        "predictions": collect_predictions(table, logits, columns),
     }
 
 
@@ -444,7 +412,7 @@ def fit_results_to_dict(
 
 
 def compute_fit_report_details(
-    rows: LabelledCells,
+    table: TrainingTable,
     model: TablePipeline,
     solution: Solution,
     cv: CrossValidation,
@@ -455,7 +423,7 @@ def compute_fit_report_details(
     """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
 
     They include the column importance, by permutations with ``seed``, the learning curve and the suspicious labels.
-    After ``deadline``, a time of ``time.monotonic()``, optional sections are left out. ``rows`` are all labelled rows.
+    After ``deadline``, a time of ``time.monotonic()``, optional sections are left out.
     """
     held_out = held_out_indices(solution.training_set)
     evaluated = (held_out >= 0).nonzero().flatten()
@@ -469,6 +437,7 @@ def compute_fit_report_details(
     importance = compute_importance(cv, names, sizes, seed, deadline, start_next_part())
     repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=start_next_part())
     learning = compute_learning_curve(solution, cv, deadline, start_next_part())
-    evaluated_rows = EvaluatedRows(**vars(rows), logits=predict_held_out(cv)[held_out.clamp_min(0)])
-    evaluated_rows = evaluated_rows.select_rows(evaluated.tolist())
-    return compute_report_sections(evaluated_rows, repeated[held_out[evaluated]], importance) | {"learning": learning}
+    rows, logits = held_out[evaluated], predict_held_out(cv)
+    evaluated_rows = table.select_rows(evaluated.numpy())
+    sections = compute_report_sections(evaluated_rows, logits[rows], repeated[rows], importance)
+    return sections | {"learning": learning}

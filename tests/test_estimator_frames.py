@@ -26,10 +26,10 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from protonet import load_model, save_model
 from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.estimator import ProtoNetClassifier
+from protonet.estimator.frames import read_frame
 from protonet.files.metadata import TrainingMetadata
 from protonet.fit import solver
 from protonet.pipeline import TablePipeline
-from protonet.tables.frames import read_frame
 from tests.commands.cases import FAST, Run
 from tests.strategies import PLAIN
 
@@ -284,7 +284,7 @@ def test_invalid_frames_are_errors() -> None:
         ({"skin": "text"}, FRAME, "`column_kinds` must name a feature of the table; got skin"),
         ({"bark": "date"}, FRAME, "`column_kinds` must name a column that holds a date; got bark"),
         ({"x0": "category"}, np.eye(N), "`column_kinds` must come with a data frame; got an array"),
-        (None, FRAME[["country", "empty"]], "`X` must have a column of use; got country dropped: constant"),
+        (None, FRAME[["country", "empty"]], "`X` must have a column of use; got dropped: country: constant"),
     ]
     for kinds, frame, message in cases:
         with pytest.raises((TypeError, ValueError), match=f"^.*{message}"):

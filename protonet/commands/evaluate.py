@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,19 +20,9 @@ from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import FitProgress
 from protonet.pipeline import TablePipeline
-from protonet.tables.columns.parsing import is_missing
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import RowBlock
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import write_results
-
-
-class EvaluatedBlock(NamedTuple):
-    """The predictions and labels of one block (several consecutive rows) of the evaluated table."""
-
-    logits: Tensor  #: (b, num_classes) logits.
-    labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.
-    unknown_labels: Counter[str]  #: The number of rows of each class that the model does not know, by class name.
-    report_rows: tuple[Tensor, RowBlock] | None
-    """The features (b, dim) and the block itself; None if no report is written."""
 
 
 def run(options: EvaluateOptions) -> None:
@@ -44,23 +32,22 @@ def run(options: EvaluateOptions) -> None:
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file)
 
-    def evaluate_block(block: RowBlock) -> EvaluatedBlock:
-        unknown = ~np.isin(block.labels.astype(str), list(map(str, model.classes)))
-        names = Counter(block.labels[unknown].astype(str).tolist())
+    def evaluate_block(block: RowBlock) -> tuple[Tensor, Tensor | None, RowBlock]:
+        """Compute logits (b, num_classes); return features (b, dim) and cells only if they are needed for a report."""
+        names = np.unique(block.labels.astype(str)).tolist()
         check_class_spellings(names, model.classes, "Spell them in the table as the model does.")
-        labels = torch.full((len(unknown),), -1)
-        if not unknown.all():
-            labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
-        x = model.encode(table, block)
-        rows = (torch.from_numpy(x), block) if options.report is not None else None
-        return EvaluatedBlock(model.predict_logits(x, block.uninformative_mask), labels, names, rows)
+        x = model.encode(block)
+        logits = model.predict_logits(x, block.uninformative_mask)
+        if options.report is None:
+            return logits, None, block._replace(columns=[], extra_columns=())
+        return logits, torch.from_numpy(x), block
 
     sequential = model.has_pretrained_encoder
     blocks = map_blocks(evaluate_block, table.blocks, n_rows=table.n_rows, quiet=options.quiet, sequential=sequential)
-    evaluated = list(blocks)
-    logits = torch.cat([block.logits for block in evaluated])
-    labels = torch.cat([block.labels for block in evaluated])
-    unknown = dict(sum((block.unknown_labels for block in evaluated), Counter[str]()).most_common())
+    parts, features, evaluated = zip(*blocks, strict=True)
+    logits, block = torch.cat(parts), RowBlock.concatenate(evaluated)
+    labels = model.find_classes(block.labels)
+    unknown = dict(Counter(block.labels[(labels < 0).numpy()].astype(str).tolist()).most_common())
     known = labels >= 0
     if not bool(known.any()):
         got, remedy = f"only {shorten_list(map(repr, unknown))}", "Name the column of the labels: --label."
@@ -71,41 +58,30 @@ def run(options: EvaluateOptions) -> None:
     print(report.format_evaluate_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
     show_notes(table.all_notes, quiet=options.quiet)
     if options.report is not None:
+        rows = TrainingTable(
+            rows=block,
+            x=torch.cat(features),
+            y=labels,
+            classes=model.classes,
+            encoding=model.encoding,
+            uninformative_mask=torch.from_numpy(block.uninformative_mask),
+            notes=table.notes,
+        )
         with show_progress(quiet=options.quiet) as progress:
-            rows = [block.report_rows for block in evaluated if block.report_rows]
-            results |= compute_evaluate_report_details(model, table, logits, labels, rows, progress)
+            results |= compute_evaluate_report_details(model, rows, logits, progress)
     write_results(results, json_path=options.json, report_path=options.report)
 
 
 def compute_evaluate_report_details(
-    model: TablePipeline,
-    table: Table,
-    logits: Tensor,
-    labels: Tensor,
-    rows: Sequence[tuple[Tensor, RowBlock]],
-    progress: FitProgress,
+    model: TablePipeline, table: TrainingTable, logits: Tensor, progress: FitProgress
 ) -> JsonDict:
     """Compute the sections that only the HTML report of ``evaluate`` needs, as a dict for JSON.
 
-    Args:
-        model: The evaluated model.
-        table: The evaluated table, with its notes.
-        logits: (n, num_classes) logits of all rows.
-        labels: (n,) int64, class indices; -1 for classes that the model does not know.
-        rows: For each block of the table, its features (b, dim) and the block itself.
-        progress: Is called with the name of the stage and its finished fraction.
+    ``logits`` (n, num_classes) are those of all rows of the table, some of which may have an unknown class.
     """
-    names = model.column_names
-    cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
-    locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
-    known = labels >= 0
-    missing_counts = [int(is_missing(column).sum()) for column in cells]
-    data = report.table_to_dict(model, labels[known], len(labels), missing_counts, replace_argument_names(table.notes))
-    features = torch.cat([x for x, _ in rows])
-    evaluated = model.as_single_fold(features[known], labels[known])
-    importance = report.compute_importance(evaluated, names, model.n_features_per_column, 0, math.inf, progress)
-    predictions = report.EvaluatedRows(
-        logits=logits, labels=labels, indices=range(len(labels)), locations=locations, column_names=names, cells=cells
-    )
-    predictions = predictions.select_rows(known.nonzero().flatten().tolist())
-    return {"data": data, **report.compute_report_sections(predictions, logits[known], importance)}
+    known = table.select_rows((table.y >= 0).nonzero().flatten().numpy())
+    evaluated, sizes = model.as_single_fold(known.x, known.y), model.n_features_per_column
+    importance = report.compute_importance(evaluated, model.column_names, sizes, 0, math.inf, progress)
+    logits = logits[table.y >= 0]
+    data = report.table_to_dict(model, table, replace_argument_names(table.notes))
+    return {"data": data, **report.compute_report_sections(known, logits, logits, importance)}

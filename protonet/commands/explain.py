@@ -17,7 +17,7 @@ from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.diagnostics import RowExplanation, rank_columns_by_importance
 from protonet.pipeline import TablePipeline
-from protonet.tables.table import Table
+from protonet.tables.table import RowBlock, Table
 from protonet.ui.text import format_table
 
 #: Maximum number of columns in the printed table of importances; the JSON file lists all columns.
@@ -51,11 +51,11 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
         evaluated = model.cross_validation
     else:
         remedy = "Pass another column as --label, or explain the predictions of single rows: --rows."
-        table, block = read_labelled_rows(options, options.table, model, remedy=remedy)
-        check_class_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
-        labels, x = model.class_indices(block.labels), model.encode(table, block)
-        model.predict_logits(x)  # raises if the embedding of a row overflows
-        evaluated = model.as_single_fold(torch.from_numpy(x), labels)
+        table = read_labelled_rows(options, options.table, model, remedy=remedy)
+        labels = table.rows.labels
+        check_class_spellings(labels.tolist(), model.classes, "Spell them in the table as the model does.")
+        model.predict_logits(table.x.numpy())  # raises if the embedding of a row overflows
+        evaluated = model.as_single_fold(table.x, model.class_indices(labels))
     if evaluated is None:
         remedy = "Pass a labelled table, or run protonet fit on two or more rows per class (estimators store none)."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
@@ -63,7 +63,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     with show_progress(quiet=options.quiet) as progress:
         results = rank_columns_by_importance(evaluated, names, sizes, generator, progress)
     if table is not None:
-        show_notes(table.all_notes, quiet=options.quiet)
+        show_notes(table.notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}
 
 
@@ -100,7 +100,7 @@ def explain_rows(
     the generator draws replace the cells of the explained row.
     """
     table = model.open_table(table_path, make_read_spec(options, model.new_row_spec, options.label))
-    x, cells, uninformative_mask = read_rows_at_positions(table, model, rows)
+    x, cells, uninformative_mask, position_format = read_rows_at_positions(table, model, rows)
     ranked = model.predict_logits(x, uninformative_mask).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
     with show_progress(quiet=options.quiet) as progress:
@@ -110,7 +110,7 @@ def explain_rows(
     for index, row in enumerate(rows):
         best = zip(ranked.indices[index, :2].tolist(), ranked.values[index, :2].tolist(), strict=True)
         classes = [{"name": model.classes[label], "probability": probability} for label, probability in best]
-        result = {"row": row, "location": table.position_format.format(row), "classes": classes}
+        result = {"row": row, "location": position_format.format(row), "classes": classes}
         described = explanation_to_dict(model, explanations[index], cells[index]) if explanations else {}
         explained.append({**result, "neighbors": None, "columns": None, **described})
     sample = explanations[0].n_replacement_rows if explanations else 0
@@ -137,35 +137,32 @@ def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells
 
 def read_rows_at_positions(
     table: Table, model: TablePipeline, rows: Sequence[int]
-) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
+) -> tuple[np.ndarray, list[list[str]], np.ndarray, str]:
     """Read and encode the rows at the given positions in the file, such as line numbers.
 
     Returns:
-        The features (rows, dim), the cells of each row as text, and a mask (rows,) bool of rows in which each cell is
-            missing or unknown to the model.
+        The features (rows, dim), the cells of each row as text, a mask (rows,) bool of rows in which each cell is
+            missing or unknown to the model, and the format string of positions.
     """
-    by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
-    requested, positions = set(rows), list[int]()
+    requested, positions, selected, position_format = set(rows), list[int](), list[RowBlock](), ""
     for block in table.blocks:
         indices = [index for index, position in enumerate(block.positions) if position in requested]
-        if indices:
-            selected = block.select_rows(np.array(indices))
-            texts = [list(map(str, cells)) for cells in zip(*selected.columns, strict=True)]
-            mask = model.is_uninformative(selected).tolist()
-            by_row = zip(model.encode(table, selected), texts, mask, strict=True)
-            by_position |= dict(zip(selected.positions, by_row, strict=True))
+        selected.append(block.select_rows(np.array(indices, int)))
         positions += block.positions[:: max(1, len(block.positions) - 1)]  # the first and the last
+        position_format = block.position_format
+    found = RowBlock.concatenate(selected)
     for row in rows:
-        if row not in by_position:
-            location, first, last = map(table.position_format.format, (row, positions[0], positions[-1]))
+        if row not in found.positions:
+            location, first, last = map(position_format.format, (row, positions[0], positions[-1]))
             is_between = positions[0] < row < positions[-1]
             got = f"{row}, and the rows are from {first} to {last}"
             got = f"{location}, where no row begins" if is_between else got
             counted = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
-            remedy = "Count the rows from 0." if "counted from 0" in table.position_format else counted
+            remedy = "Count the rows from 0." if "counted from 0" in position_format else counted
             raise_input_error("rows", "be rows of the table", got, remedy)
-    x, cells, empty = zip(*(by_position[row] for row in rows), strict=True)
-    return np.stack(x), list(cells), np.array(empty)
+    found = found.select_rows(np.array([list(found.positions).index(row) for row in rows]))
+    cells = [list(map(str, line)) for line in zip(*found.columns, strict=True)]
+    return model.encode(found), cells, model.is_uninformative(found), position_format
 
 
 def format_row_explanations(results: JsonDict) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -16,15 +17,14 @@ from torch import Tensor
 from protonet import report
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
-from protonet.commands.data import EncodedTable, encode_table
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
-from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
-from protonet.errors import raise_input_error, renamed_arguments
+from protonet.files.metadata import TrainingMetadata
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (
     CrossValidation,
+    balanced_class_weights,
     cross_validate,
     held_out_indices,
     measure_cross_validation,
@@ -32,11 +32,14 @@ from protonet.fit.cross_validation import (
     set_sample_counts,
 )
 from protonet.fit.duplicates import describe_near_duplicates, hash_rows
+from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
-from protonet.tables import DEFAULT_LABEL_COLUMN, features
-from protonet.tables.table import ReadSpec, format_names, open_table
+from protonet.tables import DEFAULT_LABEL_COLUMN
+from protonet.tables.drift import compute_column_statistics
+from protonet.tables.table import format_names
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
 
@@ -48,153 +51,46 @@ MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
 SOLVE_TIME_FRACTION = 0.6
 
 
-class UnlabelledRows:
-    """An iterable of the features of all unlabelled rows of ``fit``, in blocks (b, dim).
-
-    The unlabelled rows of the training table come first, then those of the table at ``path``, if there is one. The
-    object is false if there are no unlabelled rows.
-    """
-
-    def __init__(self, data: EncodedTable, options: FitOptions) -> None:
-        self.data, self.path = data, options.unlabelled
-        self.positions = list(data.unlabelled_positions)  #: The position in its file of each row that was read so far.
-        if self.path is not None:
-            width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
-            spec = ReadSpec(
-                label_column=options.label or DEFAULT_LABEL_COLUMN,
-                require_labels=False,
-                columns=data.columns,
-                n_features=width,
-                ignored_columns=data.metadata.dropped_columns,
-                for_training=True,
-                missing_texts=data.missing_texts,
-                no_header=options.no_header,
-            )
-            with renamed_arguments(path="unlabelled"):
-                table = open_table(self.path, spec)
-                self.table = features.convert_to_training_formats(table, data.encoding)
-
-    def __bool__(self) -> bool:
-        return self.path is not None or self.data.unlabelled is not None
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if self.data.unlabelled is not None:
-            yield self.data.unlabelled
-        left_out = list[int]()
-        with renamed_arguments(path="unlabelled"):
-            for block in () if self.path is None else self.table.blocks:
-                used, positions = features.split_uninformative_rows(block, self.data.encoding)
-                left_out += positions
-                self.positions += used.positions
-                x = features.encode_block(self.table, used, self.data.encoding)
-                yield torch.from_numpy(np.ascontiguousarray(x))
-        if left_out and not self.positions:
-            got = f"{plural(len(left_out), 'row')} without one"
-            raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
-        if self.path is not None:
-            file = f" of {to_printable(self.path.name)}"
-            self.data.notes.extend(features.describe_left_out_rows(left_out, self.table.position_format, file))
-
-    def format_location(self, row: int) -> str:
-        """Format the location in its file, such as "line 2", of unlabelled row ``row``, numbered in iteration order."""
-        if row < len(self.data.unlabelled_positions) or self.path is None:
-            return self.data.position_format.format(self.positions[row])
-        return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
-
-
-def train(options: FitOptions, rows: TableRows) -> None:
+def train(options: FitOptions, table: TrainingTable, started: float) -> None:
     """Run ``fit``: train and cross-validate a classifier, print the results, and write the model if a path is given.
 
-    The rows of the table were read and checked before torch was imported. Ctrl-C during model selection leaves the
-    output file unchanged; during cross-validation, the model is written without its results.
+    The rows of the table were read and encoded since ``started``, a time of ``time.monotonic()``. Ctrl-C during model
+    selection leaves the output file unchanged; during cross-validation, the model is written without its results.
     """
-    limit, output, started = options.time_limit, options.output, time.monotonic() - rows.reading_seconds
-    data = encode_table(options, rows, keep_cells=options.report is not None)
-    early_notes = ["no model will be written: `output` names its file"] if output is None else []
-    del rows
-    name = path_to_text(options.table.name)
-    unlabelled = UnlabelledRows(data, options)
-    name_samples = None if data.class_name_rows is None else data.class_name_rows.count_class_samples(len(data.classes))
-
+    limit, output = options.time_limit, options.output
     deadline = math.inf if limit is None else started + limit
-    model = None
-    try:
-        with show_progress(quiet=options.quiet) as show_stage:
+    metadata = make_metadata(options, table)
+    early_notes = ["no model will be written: `output` names its file"] if output is None else []
+    if options.json is None and options.report is None:  # frees the memory of the cells
+        table = replace(table, rows=table.rows._replace(columns=[]))
+    if options.balanced:
+        table = replace(table, weights=balanced_class_weights(table.y))
+    with show_progress(quiet=options.quiet) as progress:
 
-            def show_part_progress(part: int, stage: str, fraction: float) -> None:
-                show_notes(early_notes, quiet=options.quiet)  # not before an error about rows
-                early_notes.clear()
-                begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
-                show_stage(stage, begin + length * fraction)
+        def show_part(begin: float, length: float, stage: str, fraction: float) -> None:
+            show_notes(early_notes, quiet=options.quiet)  # not before an error about rows
+            early_notes.clear()
+            progress(stage, begin + length * fraction)
 
-            remaining = SOLVE_TIME_FRACTION * (deadline - time.monotonic())
-            model, solution = TablePipeline.fit(
-                data,
-                unlabelled=unlabelled or None,
-                time_limit=TIME_LIMIT if limit is None else max(0.0, remaining),
-                seed=options.seed,
-                progress=partial(show_part_progress, 0),
-            )
-            if data.groups is None and not data.has_group_columns:  # a note names columns that look like groups
-                near_duplicates = describe_near_duplicates(solution.training_set.rows, "`group` NAME")
-                data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
-            data.notes.extend(model.warn_cancelled_classes())
-            data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.training_set))
-            until = deadline
-            if limit is not None and options.report is not None:
-                until = started + MAX_TIME_FRACTION_BEFORE_REPORT * limit
-            cv = cross_validate(solution, deadline=until, progress=partial(show_part_progress, 1))
-            in_time = time.monotonic() < until
-        if data.weights is not None:
-            cv = restore_row_counts(cv, data.y, data.weights, name_samples)
-        groups, positions = data.map_group_names(solution), data.held_out_positions(solution)
-        model = model.with_cross_validation(cv, groups, hash_rows(data.x), positions)
-        if output is not None:
-            model.save(output)
-    except KeyboardInterrupt:
-        if model is None or output is None:
-            raise
-        if data.weights is not None:
-            samples = torch.tensor(data.class_counts)
-            set_sample_counts(solution.network, samples if name_samples is None else samples + name_samples)
-        model.save(output)
-        facts = unlabelled_to_dict(solution, unlabelled, [])
-        print(summarize_fit(name, data, model, solution, facts) + format_notes(data.notes), end="")
-        lacking = "" if model.cross_validation is not None else " without cross-validation"
-        raise KeyboardInterrupt(f"stopped; {output} was written{lacking}") from None
+        model, solution = TablePipeline.fit(
+            table,
+            metadata=metadata,
+            time_limit=TIME_LIMIT if limit is None else max(0.0, SOLVE_TIME_FRACTION * (deadline - time.monotonic())),
+            seed=options.seed,
+            progress=partial(show_part, 0.0, SOLVE_TIME_FRACTION),
+        )
+        table.notes.extend(describe_training(table, model, solution))
+        show_rest = partial(show_part, SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION)
+        until = started + MAX_TIME_FRACTION_BEFORE_REPORT * (deadline - started) if options.report else deadline
+        model, cv, in_time = cross_validate_and_save(options, table, model, solution, until, show_rest)
     try:
-        facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
-        print(summarize_fit(name, data, model, solution, facts))
-        if options.verbose:
-            print(format_view_influences(model.metadata.view_influences))
+        facts = unlabelled_to_dict(solution, table.unlabelled_locations, cluster_unknown(solution))
         compared = report.compare_with_baselines(cv, solution, model)
-        shown, others = compared, compared[2:]
-        if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
-            best = sorted(others, key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
-            shown = [*compared[:2], *best]
-        classes = list(map(to_printable, data.classes))
-        print(format_evaluation(cv, shown, classes) + format_notes(data.notes), end="")
+        print_results(options, table, model, solution, cv, facts, compared)
         if not in_time and len(cv.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
-            notes = replace_argument_names(data.notes)
-            table = report.table_to_dict(model, data.y, len(data.x), data.missing_counts, notes)
-            results = report.fit_results_to_dict(name, table, model, cv, compared)
-            results |= {"unlabelled": facts} if facts else {}
-            if options.report is not None and len(cv.labels):
-                with show_progress(quiet=options.quiet) as progress:
-                    training_rows = report.LabelledCells(
-                        labels=data.y,
-                        indices=data.row_indices,
-                        locations=list(map(data.position_format.format, data.positions)),
-                        ids=data.row_ids,
-                        column_names=model.column_names,
-                        cells=data.cells,
-                    )
-                    results |= report.compute_fit_report_details(
-                        training_rows, model, solution, cv, options.seed, deadline, progress
-                    )
-            write_results(results, json_path=options.json, report_path=options.report)
+            write_reports(options, table, model, solution, cv, facts, compared, deadline)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
         if output is None:
@@ -202,7 +98,138 @@ def train(options: FitOptions, rows: TableRows) -> None:
         raise KeyboardInterrupt(f"stopped; {output} was written") from None
 
 
-def summarize_fit(name: str, data: EncodedTable, model: TablePipeline, solution: Solution, unlabelled: JsonDict) -> str:
+def list_dropped_columns(options: FitOptions, table: TrainingTable) -> tuple[str, ...]:
+    """List the columns of the training table that are no features."""
+    extra = [name for name in (options.group, options.id) if name is not None]
+    return (*extra, *options.drop, *table.unused_columns, *table.dropped_columns)
+
+
+def make_metadata(options: FitOptions, table: TrainingTable) -> TrainingMetadata:
+    """Make the metadata of the model file: options, numbers of rows per class, and statistics of the columns."""
+    without_cells = table.y[table.uninformative_mask]
+    missing_texts = options.missing_values
+    return TrainingMetadata(
+        label_column=options.label or DEFAULT_LABEL_COLUMN,
+        seed=options.seed,
+        sample_counts=tuple(table.class_counts),
+        group_column=options.group,
+        id_column=options.id,
+        dropped_columns=list_dropped_columns(options, table),
+        position_format=table.rows.position_format,
+        time_limit=options.time_limit,
+        balanced=options.balanced,
+        column_statistics=compute_column_statistics(table.rows.columns, table.encoding, table.class_counts)
+        if len(table.x)
+        else None,
+        uninformative_counts=tuple(torch.bincount(without_cells, minlength=len(table.classes)).tolist())
+        if len(without_cells)
+        else (),
+        missing_texts=None if missing_texts is None else tuple(missing_texts.split(",")),
+    )
+
+
+def describe_training(table: TrainingTable, model: TablePipeline, solution: Solution) -> list[str]:
+    """Describe near-duplicates, and classes that the model never predicts or that cross-validation cannot evaluate."""
+    notes = []
+    known = {*table.y.tolist(), *([] if solution.class_names is None else solution.class_names.labels.tolist())}
+    lost = [str(name) for label, name in enumerate(table.classes) if label not in known]
+    if lost:
+        notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
+    if table.groups is None and not table.has_group_columns:  # a note names columns that look like groups
+        near_duplicates = describe_near_duplicates(solution.training_set.rows, "`group` NAME")
+        notes += [] if near_duplicates is None else [f"warning: {near_duplicates}"]
+    unevaluated = warn_unevaluated_classes(table.classes, table.y, solution.training_set)
+    return [*notes, *model.warn_cancelled_classes(), *unevaluated]
+
+
+def cross_validate_and_save(
+    options: FitOptions,
+    table: TrainingTable,
+    model: TablePipeline,
+    solution: Solution,
+    deadline: float,
+    progress: FitProgress,
+) -> tuple[TablePipeline, CrossValidation, bool]:
+    """Cross-validate a model until ``deadline``, and write it; Ctrl-C writes it without cross-validation.
+
+    Returns the model with the results, the cross-validation, and whether it ended in time.
+    """
+    output, name_counts = options.output, None
+    if solution.class_names is not None:
+        name_counts = solution.class_names.count_class_samples(len(table.classes))
+    try:
+        cv = cross_validate(solution, deadline=deadline, progress=progress)
+        in_time = time.monotonic() < deadline
+        if table.weights is not None:
+            cv = restore_row_counts(cv, table.y, table.weights, name_counts)
+        # The names of the groups are sorted, as the groups of the solution are.
+        merged = [] if solution.merged_groups is None else solution.merged_groups.tolist()
+        # Equal rows are merged into one held-out row, which has the position of the first equal row.
+        indices, first = np.unique(held_out_indices(solution.training_set).numpy(), return_index=True)
+        positions = torch.tensor(table.rows.positions)[first[indices >= 0]]
+        groups = dict(zip(table.group_names, merged, strict=True))
+        model = model.with_cross_validation(cv, groups, hash_rows(table.x), positions)
+        if output is not None:
+            model.save(output)
+        return model, cv, in_time
+    except KeyboardInterrupt:
+        if output is None:
+            raise
+        if table.weights is not None:
+            counts = torch.tensor(table.class_counts)
+            set_sample_counts(solution.network, counts if name_counts is None else counts + name_counts)
+        model.save(output)
+        name, facts = path_to_text(options.table.name), unlabelled_to_dict(solution, [], [])
+        print(summarize_fit(name, table, model, solution, facts) + format_notes(table.notes), end="")
+        lacking = "" if model.cross_validation is not None else " without cross-validation"
+        raise KeyboardInterrupt(f"stopped; {output} was written{lacking}") from None
+
+
+def print_results(
+    options: FitOptions,
+    table: TrainingTable,
+    model: TablePipeline,
+    solution: Solution,
+    cv: CrossValidation,
+    facts: JsonDict,
+    compared: Sequence[JsonDict],
+) -> None:
+    """Print the summary of the table, the results beside baselines, and notes; views and all baselines if verbose."""
+    print(summarize_fit(path_to_text(options.table.name), table, model, solution, facts))
+    shown = compared
+    if options.verbose:
+        print(format_view_influences(model.metadata.view_influences, solution.candidate_losses))
+    else:  # the model, the most frequent class, and the best of the other baselines
+        best = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
+        shown = [*compared[:2], *best]
+    classes = list(map(to_printable, table.classes))
+    print(format_evaluation(cv, shown, classes) + format_notes(table.notes), end="")
+
+
+def write_reports(
+    options: FitOptions,
+    table: TrainingTable,
+    model: TablePipeline,
+    solution: Solution,
+    cv: CrossValidation,
+    facts: JsonDict,
+    compared: Sequence[JsonDict],
+    deadline: float,
+) -> None:
+    """Write the results as JSON, as an HTML report, or as both."""
+    described = report.table_to_dict(model, table, replace_argument_names(table.notes))
+    results = report.fit_results_to_dict(path_to_text(options.table.name), described, model, cv, compared)
+    results |= {"unlabelled": facts} if facts else {}
+    if options.report is not None and len(cv.labels):
+        with show_progress(quiet=options.quiet) as progress:
+            details = report.compute_fit_report_details(table, model, solution, cv, options.seed, deadline, progress)
+            results |= details
+    write_results(results, json_path=options.json, report_path=options.report)
+
+
+def summarize_fit(
+    name: str, data: TrainingTable, model: TablePipeline, solution: Solution, unlabelled: JsonDict
+) -> str:
     """Format a summary of the training table ``name``: its size, column types, duplicates and unlabelled rows."""
     counts = data.class_counts
     sizes = [plural(len(data.classes), "class"), plural(len(data.x), "sample"), plural(data.x.shape[1], "feature")]
@@ -212,11 +239,11 @@ def summarize_fit(name: str, data: EncodedTable, model: TablePipeline, solution:
     upper = "" if min(counts) == max(counts) else f" to {max(counts)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
-    lines += [f"  {line}" for line in format_column_types(data.columns, types)]
+    lines += [f"  {line}" for line in format_column_types(data.rows.names, types)]
     lines += summarize_duplicates_and_sample(solution.training_set)
-    if data.class_name_rows is not None:
-        total = f"each as {plural(round(data.class_name_rows.sample_count), 'sample')}"
-        lines.append(f"the names of {plural(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
+    if (names := solution.class_names) is not None:
+        total = f"each as {plural(round(names.sample_count), 'sample')}"
+        lines.append(f"the names of {plural(len(names.labels), 'class')} are training samples, {total}")
     if model.metadata.balanced:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
     if unlabelled:
@@ -307,12 +334,15 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
     return text + report.format_confusions(metrics.confusion, classes)
 
 
-def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
-    """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows."""
+def unlabelled_to_dict(solution: Solution, locations: Sequence[str], outliers: Sequence[Sequence[int]]) -> JsonDict:
+    """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows.
+
+    ``locations`` say where each unlabelled row is in its file.
+    """
     pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
     if pool is None or pooled is None:
         return {}
     before, after = (None, None) if pooled.held_out_losses is None else pooled.held_out_losses
     result: JsonDict = {"rows": pool.n_unlabelled, "sampled": len(pool.features), "used": pooled.uses_unlabelled}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.is_significant}
-    return result | {"outlier_groups": [[unlabelled.format_location(row) for row in group] for group in outliers]}
+    return result | {"outlier_groups": [[locations[row] for row in group] for group in outliers]}

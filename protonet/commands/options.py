@@ -148,7 +148,7 @@ class FitOptions(ResultOptions):
         metavar="SECONDS",
         parse=_parse_seconds,
     )
-    verbose: bool = option("also print the views with their influence, and all baselines", False, group=_RESULT_GROUP)
+    verbose: bool = option("also print all candidate views and all baselines", False, group=_RESULT_GROUP)
     group: str | None = column_option(_GROUP_HELP)
     columns: Sequence[str] | None = column_option(
         "the columns to use as features (default: all but the label)", group="|features"

@@ -23,7 +23,7 @@ from protonet._io import remove_temporary_files, write_atomically
 from protonet._text import escape_formula
 from protonet.commands import folder
 from protonet.commands.arguments import check_single_table_options
-from protonet.commands.data import make_read_spec, map_blocks
+from protonet.commands.data import check_picture_table, make_read_spec, map_blocks
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.encoder import hash_file
 from protonet.embeddings.pictures.reading import contains_pictures, is_picture_path
@@ -65,12 +65,13 @@ def run(options: PredictOptions) -> None:
             predict_folder(model, options)
             return
         check_single_table_options(options)
-    model = model.with_loaded_encoders(options.representation, show_progress=not options.quiet, table=options.table)
+    check_picture_table(model, options.table)
+    model = model.with_loaded_encoders(options.representation, show_progress=not options.quiet)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.id_column is not None
     spec = spec._replace(has_picture_paths=not named and is_picture_path(options.table))
     table = open_table(model, spec, options, options.table)
-    function, sequential = partial(format_prediction_rows, model, table, spec), model.has_pretrained_encoder
+    function, sequential = partial(format_prediction_rows, model, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
         file.write(format_csv_header(model, spec, table.extra_columns).encode())
@@ -138,7 +139,7 @@ def predict_file(
             table = open_table(model, spec, ReadOptions(), task.parquet_path)
             file.write(format_csv_header(model, spec, table.extra_columns).encode())
             for block in table.blocks:
-                file.write(format_prediction_rows(model, table, spec, block).encode())
+                file.write(format_prediction_rows(model, spec, block).encode())
                 count_rows(len(block.positions))
             notes.extend(table.all_notes)
 
@@ -216,10 +217,10 @@ def format_predicted_classes(classes: Sequence[str], logits: Tensor, threshold: 
     return rows
 
 
-def format_prediction_rows(model: TablePipeline, table: Table, spec: PredictionOutputSpec, block: RowBlock) -> str:
+def format_prediction_rows(model: TablePipeline, spec: PredictionOutputSpec, block: RowBlock) -> str:
     """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
-    logits = model.predict_logits(model.encode(table, block), block.uninformative_mask)
+    logits = model.predict_logits(model.encode(block), block.uninformative_mask)
     lines = [list(pair) for pair in format_predicted_classes(names, logits, spec.rejection_threshold)]
     if spec.has_all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):

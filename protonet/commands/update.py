@@ -14,20 +14,20 @@ from protonet._io import open_locked, read_stamp, write_text
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.data import get_label_column, load_pipeline, read_cells, read_labelled_rows, read_table_to_label
 from protonet.commands.options import N_DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
-from protonet.commands.rows import (
-    MAX_LISTED_CONTRADICTORY_ROWS,
-    check_class_spellings,
-    parse_integer_labels,
-    warn_contradictory_labels,
-)
+from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.errors import raise_input_error
 from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
-from protonet.tables.features import describe_uninformative_rows
 from protonet.tables.formats import PICTURE_COLUMN
 from protonet.tables.spellings import describe_similar_names
+from protonet.tables.training import (
+    MAX_LISTED_CONTRADICTORY_ROWS,
+    TrainingTable,
+    describe_uninformative_rows,
+    parse_integer_labels,
+)
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv, format_table
 
@@ -36,23 +36,32 @@ def run_suggest(options: SuggestOptions) -> None:
     """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
     model = None if options.model is None else load_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
-    rows = read_table_to_label(options, model, label)
-    n = min(N_DEFAULT_SUGGESTIONS, len(rows.unlabelled_indices)) if options.n is None else options.n
+    table = read_table_to_label(options, model, label)
+    left = (~table.has_label & ~table.uninformative_mask).nonzero().flatten()
+    n_labelled = int(table.has_label.sum())
+    if not len(left):
+        reason = f"a label in {to_printable(label)}{' or no information' * (n_labelled < len(table.x))}"
+        got = f"{reason} in each of {plural(len(table.x), 'row')}"
+        raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
+    if n_labelled:
+        labelled = plural(n_labelled, "row")
+        table.notes.append(f"{labelled} already labelled in {to_printable(label)}: not suggested")
+    n = min(N_DEFAULT_SUGGESTIONS, len(left)) if options.n is None else options.n
     if model is None:
-        left, labelled = rows.unlabelled_indices, rows.x[rows.has_label]
-        chosen = suggest_rows(None, rows.x, n, unlabelled_rows=left, labelled_features=labelled)
+        given = table.x[table.has_label]
+        chosen = suggest_rows(None, table.x, n, unlabelled_rows=left, labelled_features=given)
     else:
-        chosen = model.suggest(rows.x, n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
+        chosen = model.suggest(table.x, n, list(map(to_printable, model.classes)), left)
     has_pictures = is_picture_path(options.table)
     if has_pictures or options.output is not None:
-        header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
+        header, lines = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
     if options.output is not None:
-        write_text(options.output, format_csv([[*header, label], *([*cells, ""] for cells in table)]))
-    show_notes(rows.table.all_notes, quiet=options.quiet)
-    positions = [str(rows.positions[suggestion.row]) for suggestion in chosen]
-    location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
+        write_text(options.output, format_csv([[*header, label], *([*cells, ""] for cells in lines)]))
+    show_notes(table.notes, quiet=options.quiet)
+    positions = [str(table.rows.positions[suggestion.row]) for suggestion in chosen]
+    location = table.rows.position_format.format(f"of {to_printable(options.table.name)}")
     if has_pictures:
-        positions, location = [to_printable(cells[0]) for cells in table], PICTURE_COLUMN
+        positions, location = [to_printable(cells[0]) for cells in lines], PICTURE_COLUMN
     shown = [[position, suggestion.reason] for position, suggestion in zip(positions, chosen, strict=True)]
     print(format_table([location, "reason"], shown), end="")
 
@@ -78,35 +87,32 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     """
     stamp = read_stamp(options.model)
     model = load_pipeline(options, options.model, options.table, for_update=True)
-    table, block = read_labelled_rows(options, options.table, model, model.metadata.group_column)
-    x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
-    informative = np.flatnonzero(~empty).tolist()
-    x_given, given = x[informative], labels[informative].tolist()
+    table = read_labelled_rows(options, options.table, model, model.metadata.group_column)
+    labels, empty = table.rows.labels, table.uninformative_mask.numpy()
     if not options.new_classes:
         remedy = "Spell them alike, or pass --new-classes if they are new classes."
         check_class_spellings(np.unique(labels).tolist(), model.classes, remedy)
     classes, old = extend_classes(model.classes, labels), model.cross_validation
     before = None if old is None else predict_held_out(old)  # before the update changes the networks
-    locations = [table.position_format.format(block.positions[row]) for row in informative]
-    contradictions = warn_contradictory_labels(x_given, given, locations)
+    contradictions = table.warn_contradictory_labels()
     if old is not None:
-        contradictions += warn_held_out_contradictions(old, x_given, given, classes, locations)
-    groups = block.extra_columns[0].tolist() if block.extra_columns else None
-    updated = model.update(x, labels, classes, groups=groups, uninformative_mask=empty)
+        contradictions += warn_held_out_contradictions(old, table, classes)
+    groups = table.rows.extra_columns[0].tolist() if table.rows.extra_columns else None
+    updated = model.update(table.x, labels, classes, groups=groups, uninformative_mask=empty)
     table.notes.extend(f"warning: {note}" for note in describe_uninformative_rows(empty))
-    show_notes(table.all_notes, quiet=options.quiet)
-    hashes = hash_rows(torch.from_numpy(x))
+    show_notes(table.notes, quiet=options.quiet)
+    hashes = hash_rows(table.x)
     earlier = torch.isin(hashes, model.training_hashes)
     if old is not None:
-        earlier |= is_held_out_row(old, torch.from_numpy(x))
+        earlier |= is_held_out_row(old, table.x)
     if is_replaced and read_stamp(options.model) != stamp:
         remedy = "Another command has written it: run this one again."
         raise_input_error("model", "stay the same during the update", f"another file {options.model}", remedy)
     updated.save(output)
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
-    print(f"{output}: {plural(len(x), 'sample')} added, {plural(len(new), 'new class')}{named}")
-    if repeated := len(x) - len(hashes[~earlier].unique()):
+    print(f"{output}: {plural(len(labels), 'sample')} added, {plural(len(new), 'new class')}{named}")
+    if repeated := len(labels) - len(hashes[~earlier].unique()):
         print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
     warnings = [
         *(f"warning: {note}" for note in describe_similar_names(new)),
@@ -130,34 +136,25 @@ def extend_classes(classes: Sequence[str | int], labels: np.ndarray) -> tuple[st
     return integers if len(integers) == len(names) else tuple(map(str, names))
 
 
-def warn_held_out_contradictions(
-    cv: CrossValidation,
-    x: np.ndarray,
-    labels: Sequence[str | int],
-    classes: Sequence[str | int],
-    locations: Sequence[str],
-) -> list[str]:
-    """Return a warning about new rows that equal a held-out row with another label; an empty list if there are none.
+def warn_held_out_contradictions(cv: CrossValidation, table: TrainingTable, classes: Sequence[str | int]) -> list[str]:
+    """Return a warning about new rows that equal a held-out row of ``fit`` with another label; [] if there are none.
 
-    Args:
-        cv: The held-out rows of ``fit``.
-        x: (n, dim) features of the new rows.
-        labels: (n,) the class name of each new row.
-        classes: The names of all classes, in the order of their indices.
-        locations: (n,) the location of each new row in its file, such as "line 2".
+    ``classes`` are the names of all classes, in the order of their indices.
     """
     indices = {str(name): index for index, name in enumerate(classes)}
+    rows = np.flatnonzero(~table.uninformative_mask.numpy())
+    labels = table.rows.labels[rows].tolist()
     given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
-    earlier = detect_label_conflicts(cv, torch.from_numpy(x), given).tolist()
+    earlier = detect_label_conflicts(cv, table.x[rows], given).tolist()
     named = [
-        f"{location} ({to_printable(label)}, was {to_printable(classes[before])})"
-        for location, label, before in zip(locations, labels, earlier, strict=True)
+        f"{table.rows.format_location(row)} ({to_printable(label)}, was {to_printable(classes[before])})"
+        for row, label, before in zip(rows.tolist(), labels, earlier, strict=True)
         if before >= 0
     ]
     if not named:
         return []
-    rows = f"{plural(len(named), 'row')} of another class than equal rows of fit"
-    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
+    count = f"{plural(len(named), 'row')} of another class than equal rows of fit"
+    return [f"warning: contradicting labels: {count}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
 
 
 def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:

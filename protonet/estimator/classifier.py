@@ -19,6 +19,7 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.embeddings.loading import EncoderName, list_encoders
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
+from protonet.estimator import frames
 from protonet.estimator.evaluation import CrossValidatedEstimator, print_stages
 from protonet.estimator.labels import (
     apply_class_weights,
@@ -31,23 +32,23 @@ from protonet.estimator.labels import (
     split_unlabelled,
     to_class_names,
 )
-from protonet.estimator.rows import LabelledRows, encode_rows, prepare_labelled_rows, validate_rows_and_labels
+from protonet.estimator.rows import encode_rows, prepare_labelled_rows, validate_rows_and_labels
 from protonet.files import MODEL_SUFFIXES, export_onnx
+from protonet.files.metadata import TrainingMetadata
 from protonet.files.model import model_to_bytes
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.diagnostics import embed_rows
 from protonet.fit.duplicates import describe_near_duplicates
-from protonet.fit.names import describe_class_names, embed_class_names
 from protonet.fit.search import ignore_progress
 from protonet.fit.solver import TIME_LIMIT
-from protonet.fit.training_set import UnlabelledSamples, append_class_names
+from protonet.fit.training_set import append_class_names
 from protonet.fit.uninformative import format_uninformative_note, pad_class_counts
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.tables import frames
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.spellings import describe_similar_names
+from protonet.tables.training import TrainingTable
 from protonet.ui.text import format_view_influences
 
 #: The file that `ProtoNetClassifier.save` writes into a folder.
@@ -70,7 +71,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             array (n, width), such as a ``SentenceTransformer``. None is "auto", which uses installed encoders.
         class_weight: "balanced" gives all classes equal weight in training; a dict of weights by class (1 for others)
             multiplies the sample weights; None leaves them unchanged.
-        verbose: Whether ``fit`` prints its stages with the time, and the views of the model with their weights.
+        verbose: Whether ``fit`` prints its stages with the time, and the candidate views with their weights.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
@@ -140,18 +141,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         X, unlabelled = frames.to_rows(X), None if unlabelled is None else frames.to_rows(unlabelled, "unlabelled")
         X, y, sample_weight, groups, rest, labelled = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        rows = prepare_labelled_rows(self, X, y, sample_weight, groups, None, reset=True)
-        if len(alone := np.unique(rows.labels)) < 2:
+        rows = prepare_labelled_rows(self, X, y, sample_weight, groups, None)
+        if len(alone := np.unique(rows.rows.labels)) < 2:
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
-        _warn_of_spellings(rows.labels)
-        weights = apply_class_weights(self.class_weight, rows.labels, rows.weights)
-        indices = rows.indices if labelled is None else labelled[rows.indices]
-        rows = replace(rows, weights=weights, indices=indices)
-        parts = [self._encode_rows(part, rows.frame_encoding)[0] for part in rest]
-        self._fit_pipeline(
-            rows, map(torch.from_numpy, frames.iterate_dense_blocks(parts, MAX_CHUNK_ROWS)) if parts else None
-        )
+        _warn_of_spellings(rows.rows.labels)
+        weights = apply_class_weights(self.class_weight, rows.rows.labels, rows.weights)
+        if labelled is not None:  # rows of reports are counted with the unlabelled ones
+            positions = labelled[rows.rows.positions].tolist()
+            rows = replace(rows, rows=rows.rows._replace(positions=positions, row_indices=positions))
+        parts = [self._encode_rows(part, rows)[0] for part in rest]
+        blocks = map(torch.from_numpy, frames.iterate_dense_blocks(parts, MAX_CHUNK_ROWS))
+        self._fit_pipeline(replace(rows, weights=weights, unlabelled=blocks if parts else None), y)
         return self
 
     def partial_fit(
@@ -175,13 +176,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         first = not self.__sklearn_is_fitted__()
         require_labels(y, [] if first else self.classes_.tolist())
-        encoding = None if first else self._frame_encoding
-        rows = prepare_labelled_rows(self, X, y, sample_weight, None, encoding, reset=first)
-        labels, later = rows.labels, [] if classes is None else [np.atleast_1d(np.asarray(classes))]
+        rows = prepare_labelled_rows(self, X, y, sample_weight, None, None if first else self._pipeline)
+        labels, later = rows.rows.labels, [] if classes is None else [np.atleast_1d(np.asarray(classes))]
         merged = np.unique(concatenate_labels([labels if first else self.classes_, labels, *later]))
         _warn_of_spellings(labels, () if first else self.classes_.tolist())
         if first:
-            self._fit_pipeline(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
+            weights = apply_class_weights(self.class_weight, labels, rows.weights)
+            self._fit_pipeline(replace(rows, weights=weights), y)
         else:
             self._pipeline.predict_logits(rows.x.numpy(), argument="X")  # raises if the scale is not that of fit
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
@@ -218,7 +219,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
-        x = self._encode_rows(X, self._frame_encoding)[0]
+        x = self._encode_rows(X)[0]
         blocks = map(torch.from_numpy, frames.iterate_dense_blocks([x], MAX_CHUNK_ROWS))
         return torch.cat([embed_rows(self.network_, block) for block in blocks]).numpy()
 
@@ -228,52 +229,64 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``predict``; or ``n`` exceeds 4096 or the number of rows with a value.
         """
-        encoded, empty = self._encode_rows(X, self._frame_encoding)
+        encoded, empty = self._encode_rows(X)
         x, rows = map(torch.from_numpy, (frames.to_dense(encoded), np.flatnonzero(~empty)))
         return suggest_rows(self.network_, x, n, self.classes_.tolist(), unlabelled_rows=rows)
 
     def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""
-        x, uninformative_mask = self._encode_rows(X, self._frame_encoding)
+        x, uninformative_mask = self._encode_rows(X)
         if uninformative_mask.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(format_uninformative_note(int(uninformative_mask.sum())), UserWarning, stacklevel=3)
         masks = (uninformative_mask[start : start + MAX_CHUNK_ROWS] for start in range(0, x.shape[0], MAX_CHUNK_ROWS))
         blocks = zip(frames.iterate_dense_blocks([x], MAX_CHUNK_ROWS), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _encode_rows(self, X: object, encoding: frames.FrameEncoding | None) -> tuple[Any, np.ndarray]:
-        """Validate rows X; return their features (n, dim), and a mask (n,) of rows without a known cell."""
-        return encode_rows(validate_rows_and_labels(self, X, encoded=encoding is not None)[0], encoding)
+    def _encode_rows(self, X: object, fitted: TrainingTable | None = None) -> tuple[Any, np.ndarray]:
+        """Validate rows X, and encode them as those of ``fit`` or of the table that will be fitted.
 
-    def _fit_pipeline(self, rows: LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
-        """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
-        classes = np.unique(rows.labels)
-        if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
-            metadata = replace(rows.metadata, class_names=describe_class_names(names, classes.tolist()))
-            rows = replace(rows, class_name_rows=names, metadata=metadata)
+        Returns their features (n, dim), and a mask (n,) bool of rows without a known cell.
+        """
+        if fitted is None:
+            check_is_fitted(self)
+        columns = fitted or self._pipeline
+        return encode_rows(validate_rows_and_labels(self, X, fitted=columns)[0], columns)
+
+    def _fit_pipeline(self, rows: TrainingTable, y: object) -> None:
+        """Fit the pipeline to encoded rows; the name of ``y``, if it has one, is that of the label column."""
+        classes, label = np.unique(rows.rows.labels), getattr(y, "name", None)
+        label = label if isinstance(label, str) else "label"
+        while label in rows.column_descriptions:  # commands need distinct names
+            label += "_"
+        metadata = TrainingMetadata(
+            label_column=label,
+            dropped_columns=rows.dropped_columns,
+            column_descriptions=dict(rows.column_descriptions),
+            seed=self.random_state if isinstance(self.random_state, int) else None,
+        )
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         progress = print_stages(self) if self.verbose else ignore_progress
         with renamed_arguments(train_loader="X"):
             pipeline, solution = TablePipeline.fit(
-                rows, unlabelled=unlabelled, time_limit=self.time_limit, seed=seed, progress=progress
+                rows, metadata=metadata, time_limit=self.time_limit, seed=seed, progress=progress
             )
         if self.verbose:
-            print(format_view_influences(solution.view_influences), end="")
+            print(format_view_influences(solution.view_influences, solution.candidate_losses), end="")
         note = None if rows.groups is not None else describe_near_duplicates(solution.training_set.rows, "`groups`")
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)
-        network = deepcopy(pipeline.network)
-        self._training, self._cross_validation = (solution, rows), None
+        network, names = deepcopy(pipeline.network), solution.class_names
+        self._training, self._cross_validation = (solution, replace(rows, unlabelled=None)), None
         self.learned_unlabelled_ = solution.semi_supervised is not None and solution.semi_supervised.uses_unlabelled
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
         # In float64, the probabilities of a row do not depend on the other rows of its batch, to the last digits.
         network.double()
         if not self.learned_unlabelled_:
-            x, y, weights = rows.x, rows.y, normalize_weights(rows.weights)
+            x, labels, weights = rows.x, rows.y, normalize_weights(rows.weights)
             if names is not None:
-                x, y, weights, *_ = append_class_names(names, x, y, weights)
-            network.set_prototypes(x, y, weights)
+                x, labels, weights, *_ = append_class_names(names, x, labels, weights)
+            network.set_prototypes(x, labels, weights)
         self._pipeline = replace(pipeline, network=network)
         self._set_classes(classes, torch.bincount(rows.y[rows.uninformative_mask], minlength=len(classes)))
 
@@ -282,13 +295,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         metadata = replace(self._pipeline.metadata, uninformative_counts=tuple(uninformative_counts.tolist()))
         self.classes_ = classes
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
-
-    @property
-    def _frame_encoding(self) -> frames.FrameEncoding | None:
-        """The fitted encoding of a data frame's columns, with descriptions; None for arrays without missing values."""
-        check_is_fitted(self)
-        pipeline = self._pipeline
-        return frames.restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.column_descriptions)
 
     @property
     def network_(self) -> PrototypeNetwork:
@@ -305,8 +311,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def columns_(self) -> dict[str, str]:
         """The inferred type of each column, or the reason why it is dropped, by name; empty for arrays."""
-        encoding = self._frame_encoding
-        return {} if encoding is None else encoding.column_summaries
+        check_is_fitted(self)
+        return dict(self._pipeline.column_descriptions)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickles and copies: the content of a model file, and no training rows."""

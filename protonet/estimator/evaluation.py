@@ -14,15 +14,13 @@ from sklearn.utils.validation import check_is_fitted
 from protonet import report
 from protonet._io import write_text
 from protonet.errors import raise_input_error
-from protonet.estimator.rows import LabelledRows
 from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
 from protonet.fit.diagnostics import rank_columns_by_importance
 from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import Solution
 from protonet.metrics import Metrics
 from protonet.pipeline import TablePipeline
-from protonet.tables.columns.parsing import is_missing
-from protonet.tables.formats import DEFAULT_ROW_FORMAT
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import format_report
 
 
@@ -33,7 +31,7 @@ class CrossValidatedEstimator(BaseEstimator):  # type: ignore[misc]
     verbose: bool
     n_features_in_: int
     _pipeline: TablePipeline
-    _training: tuple[Solution, LabelledRows] | None = None
+    _training: tuple[Solution, TrainingTable] | None = None
     """Model selection and labelled rows of the last fit, for cross-validation; None in copies and loaded estimators."""
     _cross_validation: CrossValidation | None = None  #: The cross-validation of the last fit, once it is computed.
 
@@ -62,11 +60,12 @@ class CrossValidatedEstimator(BaseEstimator):  # type: ignore[misc]
             InputError: As in `cross_validate`.
         """
         cv, sizes = self._get_cross_validation(), self._pipeline.n_features_per_column
-        encoding = self._get_training()[1].frame_encoding
+        rows = self._get_training()[1]
+        dropped = {*rows.dropped_columns}
+        used = [index for index, name in enumerate(rows.column_descriptions) if name not in dropped]
         importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
         for column in rank_columns_by_importance(cv, [""] * len(sizes), sizes, generator)["columns"]:
-            index = column["index"] if encoding is None else encoding.column_indices[column["index"]]
-            importances[index] = column["log_loss_rise"]
+            importances[used[column["index"]] if used else column["index"]] = column["log_loss_rise"]
         return importances
 
     def report(self, path: str | Path) -> None:
@@ -84,22 +83,14 @@ class CrossValidatedEstimator(BaseEstimator):  # type: ignore[misc]
         """
         cv, (solution, rows) = self._get_cross_validation(), self._get_training()
         model = replace(self._pipeline, network=solution.network, classes=rows.classes)  # partial_fit may add classes
-        missing = [int(is_missing(cells).sum()) for cells in rows.cells]
-        table = report.table_to_dict(model, rows.y, len(rows.y), missing, [])
+        table = report.table_to_dict(model, rows, [])
         compared = report.compare_with_baselines(cv, solution, model)
         results = report.fit_results_to_dict(type(self).__name__, table, model, cv, compared)
-        labelled = report.LabelledCells(
-            labels=rows.y,
-            indices=rows.indices.tolist(),
-            locations=[DEFAULT_ROW_FORMAT.format(row) for row in rows.indices.tolist()],
-            column_names=model.column_names,
-            cells=rows.cells,
-        )
         deadline = time.monotonic() + self.time_limit
-        results |= report.compute_fit_report_details(labelled, model, solution, cv, 0, deadline)
+        results |= report.compute_fit_report_details(rows, model, solution, cv, 0, deadline)
         write_text(path, format_report(results))
 
-    def _get_training(self) -> tuple[Solution, LabelledRows]:
+    def _get_training(self) -> tuple[Solution, TrainingTable]:
         """Get the model selection and the rows of the last fit; raise an InputError if this is a copy, without rows."""
         check_is_fitted(self)
         if self._training is None:

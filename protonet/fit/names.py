@@ -11,12 +11,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NoReturn
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protonet.errors import install_command, raise_input_error
 from protonet.files.metadata import ClassNameMetadata
 from protonet.fit.search import RAW_LINEAR, ModelSearch
 from protonet.fit.training_set import ClassNameRows
@@ -24,6 +26,7 @@ from protonet.losses import class_means
 from protonet.selection.scoring import fit_temperature
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS
+from protonet.tables.table import format_names
 from protonet.views.linear import LinearFamily
 
 #: With names and no rows, logits are multiplied by 1 plus this number divided by the number of classes.
@@ -206,3 +209,20 @@ def describe_class_names(names: ClassNameRows, classes: Sequence[str | int]) -> 
     """Describe embedded class names for a model file, given the names of all classes."""
     named = tuple(classes[label] for label in names.labels.tolist())
     return ClassNameMetadata(classes=named, weight=float(names.sample_count), descriptions=names.descriptions)
+
+
+def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
+    """Raise an InputError that says why ``fit`` cannot use a table without labels.
+
+    Without labels, a classifier can only compare texts to class names. The message says which of both is missing.
+    """
+    columns = () if encoding is None else encoding.columns
+    texts = [column for column in columns if column.modality == "text"]
+    if any(column.encoder_record is not None for column in texts):
+        got = format_names(list(map(str, classes)))
+        remedy = "Add a column description, or label rows."
+        raise_input_error("classes", "name or describe classes in words", got, remedy)
+    if texts:
+        remedy = f"Run {install_command('text')}, pass `representation`, or label some rows."
+        raise_input_error("table", "have labels, or texts and a pretrained encoder", "texts alone", remedy)
+    raise_input_error("table", "have labels, or texts", "neither", "Label some rows.")

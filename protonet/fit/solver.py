@@ -69,6 +69,9 @@ class Solution(NamedTuple):
     reselect: Callable[[Tensor], SelectedModel] | None = None
     """Function that repeats the selection of views without the held-out predictions of some rows. It takes their
     indices (m,) int64. None if no view was evaluated."""
+    class_names: ClassNameRows | None = (
+        None  #: The embedded class names that are training rows; None if there are none.
+    )
 
     @property
     def view_influences(self) -> dict[str, float]:
@@ -84,6 +87,12 @@ class Solution(NamedTuple):
         influences = {spec.name: self.selected.influences.get(spec.name, weight) for spec, weight in views}
         total = sum(influences.values())
         return {name: influences[name] / total for name in sorted(influences, key=lambda name: -influences[name])}
+
+    @property
+    def candidate_losses(self) -> dict[str, float]:
+        """The mean held-out log-loss of each candidate view by name, in ascending order; empty if none is evaluated."""
+        losses = {name: loss for name, loss in self.selected.losses.items() if name != "mixture"}
+        return dict(sorted(losses.items(), key=lambda item: item[1]))
 
     def select_without_rows(self, rows: Tensor) -> SelectedModel:
         """Repeat the selection of views without the held-out predictions of some rows, to evaluate it on these rows.
@@ -229,7 +238,7 @@ def fit_solution(
         network = networks.fit_selected_model(training_set, selected, started + time_limit)
         training_set = replace(training_set, device=CPU)  # later fits run on the CPU by default
         rechoose = None if explored is None else lambda rows: select_model(explored.without_rows(rows), plan, search)
-        return Solution(network, selected, training_set, joined, pooled, rechoose)
+        return Solution(network, selected, training_set, joined, pooled, rechoose, names)
 
 
 def _parse_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from protonet.errors import UserError, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server import parsing
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import RowBlock
 
 #: Maximal rows of a batch; larger batches are no faster, and delay other requests.
 MAX_BATCH_ROWS = 1024
@@ -167,7 +167,6 @@ class PendingSlice:
     """Some rows of a request that wait until they are encoded."""
 
     model: TablePipeline
-    table: Table
     block: RowBlock
     argument: str  #: The argument that errors name.
     result: np.ndarray | Exception | None = None  #: The features (b, dim), or an error.
@@ -188,9 +187,7 @@ class SliceEncoder:
     _pending: deque[PendingSlice] = field(default_factory=deque)
     _turn: Lock = field(default_factory=Lock)
 
-    def encode(
-        self, has_ended: Callable[[], bool], model: TablePipeline, table: Table, block: RowBlock, argument: str
-    ) -> np.ndarray:
+    def encode(self, has_ended: Callable[[], bool], model: TablePipeline, block: RowBlock, argument: str) -> np.ndarray:
         """Encode the rows of a block as features (b, dim), until ``has_ended`` returns True.
 
         Raises an HTTPException then, and an InputError as `TablePipeline.encode` does.
@@ -201,8 +198,8 @@ class SliceEncoder:
             if has_ended():
                 raise HTTPException(503, "The request has ended.")
             part = block if n <= step else block.select_rows(np.arange(start, min(start + step, n)))
-            item = PendingSlice(model, table, part, argument)
-            parts.append(self._encode_in_turn(item) if is_slow and n else model.encode(table, part, argument))
+            item = PendingSlice(model, part, argument)
+            parts.append(self._encode_in_turn(item) if is_slow and n else model.encode(part, argument))
         return np.concatenate(parts)
 
     def _encode_in_turn(self, item: PendingSlice) -> np.ndarray:
@@ -229,12 +226,8 @@ class SliceEncoder:
 def encode_slices(batch: list[PendingSlice]) -> list[np.ndarray | Exception]:
     """Encode slices with equal keys together; return, for each slice, its features or the exception it causes."""
     first, sizes = batch[0], [len(item.block.positions) for item in batch]
-    block = first.block
-    if len(batch) > 1:
-        columns = [np.concatenate(parts) for parts in zip(*(item.block.columns for item in batch), strict=True)]
-        block = RowBlock(columns, np.empty(0, np.str_), (), range(sum(sizes)), range(sum(sizes)))
     try:
-        x = first.model.encode(first.table, block, first.argument)
+        x = first.model.encode(RowBlock.concatenate([item.block for item in batch]), first.argument)
     except Exception as error:
         return [error] if len(batch) == 1 else [encode_slices([item])[0] for item in batch]
     return list(np.split(x, np.cumsum(sizes)[:-1]))

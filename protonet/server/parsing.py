@@ -33,7 +33,7 @@ from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats
 from protonet.tables.formats import make_text_array
-from protonet.tables.table import RowBlock, Table, describe_unused_columns, format_names, make_table
+from protonet.tables.table import RowBlock, Table, describe_unused_columns, format_names
 
 #: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
@@ -47,8 +47,6 @@ BODY_SUFFIXES = {
 }
 #: Media type of a form that uploads a file.
 MULTIPART_TYPE = "multipart/form-data"
-#: Format of the position of a row in messages.
-ROW_POSITION_FORMAT = "row {} (counted from 0)"
 #: For each data type of tensors in KServe's protocol, the Python types of its JSON elements, and its NumPy type.
 KSERVE_DATATYPES: dict[str, tuple[tuple[type, ...], np.dtype[Any]]] = {
     "BOOL": ((bool,), np.dtype("?")),
@@ -168,9 +166,9 @@ def compute_max_column_magnitudes(model: TablePipeline) -> list[float]:
     return [min(limit * scale, MAX_FLOAT32) for scale in scales]
 
 
-#: A function that encodes rows as features (b, dim), as `TablePipeline.encode` does: of a model, a table, a block of
-#: the table, and the argument that errors name.
-BlockEncoder = Callable[[TablePipeline, Table, RowBlock, str], np.ndarray]
+#: A function that encodes rows as features (b, dim), as `TablePipeline.encode` does: of a model, a block of rows, and
+#: the argument that errors name.
+BlockEncoder = Callable[[TablePipeline, RowBlock, str], np.ndarray]
 
 
 def parse_body(
@@ -213,14 +211,11 @@ def hide_temporary_paths(folder: Path) -> Iterator[None]:
 def parse_table_file(model: TablePipeline, path: Path, encode: BlockEncoder) -> ParsedRows:
     """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
     table = model.open_table(path, model.new_row_spec)
-    blocks = list(table.blocks)
-    n = sum(len(block.positions) for block in blocks)
-    check_row_count(n)
-    columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
-    notes = [*table.all_notes, *format_missing_notes(model, columns)]
-    masks = [block.uninformative_mask for block in blocks if block.uninformative_mask is not None]  # all are marked
-    x = np.concatenate([encode(model, table, block, "path") for block in blocks])
-    return ParsedRows(x, notes, np.concatenate(masks))
+    rows = RowBlock.concatenate(list(table.blocks))
+    check_row_count(len(rows.positions))
+    assert rows.uninformative_mask is not None  # open_table marks them
+    notes = [*table.all_notes, *format_missing_notes(model, rows.columns)]
+    return ParsedRows(encode(model, rows, "path"), notes, rows.uninformative_mask)
 
 
 def parse_json_rows(model: TablePipeline, body: bytes, encode: BlockEncoder) -> ParsedRows:
@@ -379,13 +374,12 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray], encode: Bloc
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    table = make_table(columns, model.columns, ROW_POSITION_FORMAT)
+    table = Table(blocks=iter([RowBlock.from_columns(columns, model.columns)]))
     table = convert_to_training_formats(table, model.encoding, argument="body")
     table.notes.extend(format_missing_notes(model, columns))
-    (block,) = model.mark_uninformative(table.blocks, table)
+    (block,) = model.mark_uninformative(table)
     assert block.uninformative_mask is not None
-    x = encode(model, table, block, "body")
-    return ParsedRows(x, table.notes, block.uninformative_mask)
+    return ParsedRows(encode(model, block, "body"), table.notes, block.uninformative_mask)
 
 
 def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:

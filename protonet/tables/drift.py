@@ -137,12 +137,12 @@ class DriftMonitor:
                 counts.minimum = min(counts.minimum, present.min())
                 counts.maximum = max(counts.maximum, present.max())
 
-    def format_warnings(self, table: Table) -> list[str]:
-        """Format a warning for each drifted column of a table, after `update` has received all its blocks."""
+    def format_warnings(self, block: RowBlock) -> list[str]:
+        """Format a warning for each drifted column, after `update`; ``block`` is one of the blocks that it received."""
         columns, warnings = list_fitted_columns(self.encoding, self.n_columns), []
         for index, (column, counts) in enumerate(zip(columns, self.column_counts, strict=False)):
             if reason := self._describe_drift(column, counts, self.training_statistics["columns"][index]):
-                warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")
+                warnings.append(f"warning: {block.column_name(index)} is far from the training rows: {reason}")
         return warnings
 
     def _describe_drift(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
@@ -201,12 +201,13 @@ class DriftMonitor:
         return bool(p_value < DRIFT_THRESHOLDS.max_false_alarm_rate / self.n_columns)
 
 
-def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
+def monitor_drift(table: Table, monitor: DriftMonitor) -> Iterator[RowBlock]:
     """Yield the blocks of a table unchanged; after the last block, add warnings about drift to the table's notes."""
-    for block in blocks:
+    block = None
+    for block in table.blocks:
         monitor.update(block)
         yield block
-    table.notes.extend(monitor.format_warnings(table))
+    table.notes.extend([] if block is None else monitor.format_warnings(block))
 
 
 def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:

@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import plural, shorten_list, to_printable
+from protonet._text import shorten_list, to_printable
 from protonet.embeddings.loading import EncoderName, SelectedEncoders, describe_encoder, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
@@ -49,71 +48,54 @@ MAX_INVALID_COLUMN_NOTES = 3
 NO_ENCODERS = SelectedEncoders(None, None)
 
 
-class TableFeatures(NamedTuple):
-    """The features of a training table, and its fitted columns."""
-
-    x: np.ndarray  #: (n, dim) features, float32, or float64 if float32 may have too few digits.
-    encoding: Encoding | None  #: The fitted columns; None for arrays without missing values, which are used unchanged.
-    columns: tuple[str, ...] | None  #: The names of the encoded columns; None if the file has no column names.
-    dropped_columns: tuple[str, ...]  #: The names of the dropped columns.
-    notes: tuple[str, ...]  #: Notes for the user.
-    group_columns: tuple[int, ...] = ()  #: Indices of encoded columns that seem to identify groups of rows.
-
-
-def fit_features(
-    table: Table,
+def fit_encoding(
     block: RowBlock,
     column_types: Mapping[str, str],
     *,
     keep_hint: str | None,
-    groups: np.ndarray | None = None,
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
-) -> TableFeatures:
-    """Infer the type of each column of a training table, drop useless columns, and encode the others.
+    has_semicolons: bool = False,
+    keep_numbers: bool = False,
+) -> tuple[RowBlock, Encoding, dict[str, str], list[str]]:
+    """Infer the type of each column of training rows, and drop useless columns; the labels have no influence.
 
     Args:
-        table: The training table.
-        block: All labelled rows of the table, n in number.
+        block: All training rows.
         column_types: The column types that the user has set, by the names of the columns.
         keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
             columns.
-        groups: (n,) int64, the group of each row. Cross-validation holds out the rows of a group together. None if
-            there are no groups.
         selection: The pretrained encoders of texts and pictures.
         decimal: The decimal mark of numbers, "." or ","; None to detect it.
+        has_semicolons: Whether semicolons separate the cells of the file.
+        keep_numbers: Whether rows of numbers without missing values are used unchanged, even if one is a row index.
 
     Returns:
-        The features, the fitted columns, and notes for the user.
+        The rows with the columns that are used, the fitted columns, the type of each column or the reason why it is
+            dropped by its name, and notes for the user.
 
     Raises:
-        InputError: No column can be used, a cell cannot be encoded, or ``column_types`` or ``selection`` do not match
-            the columns.
+        InputError: No column can be used, or ``column_types`` or ``selection`` do not match the columns.
     """
-    if table.columns is None:
+    are_numbers = keep_numbers and not column_types
+    are_numbers &= all(cells.dtype.kind in "iuf" and not parsing.is_missing(cells).any() for cells in block.columns)
+    if block.names is None or are_numbers:
         encoding = make_encoding(map(Numeric.fit, block.columns))
-        notes, _ = detect_suspicious_columns(table, block, encoding)
-        x = encode_block(table, block, encoding)
-        return TableFeatures(x, None if encoding.is_fully_numeric else encoding, None, (), tuple(notes))
-    cells = dict(zip(table.columns, block.columns, strict=True))
+        summaries = [column.summary() for column in encoding.columns]
+        return block, encoding, dict(zip(block.names or (), summaries, strict=block.names is not None)), []
+    cells = dict(zip(block.names, block.columns, strict=True))
     inferred = fit_columns(
-        cells,
-        column_types,
-        keep_hint=keep_hint,
-        selection=selection,
-        decimal=decimal,
-        has_semicolons=table.has_semicolons,
+        cells, column_types, keep_hint=keep_hint, selection=selection, decimal=decimal, has_semicolons=has_semicolons
     )
     fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
-    dropped = tuple(name for name in inferred if name not in fitted)
-    reasons: dict[str, list[str]] = {}
-    for name in dropped:
-        reasons.setdefault(inferred[name].drop_reason, []).append(to_printable(name))
+    reasons = {name: reason for name, (column, reason, _) in inferred.items() if column is None}
     numeric = _select_numeric_columns(inferred)
-    notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.has_semicolons and decimal is None)
+    notes = describe_numeric_formats(cells, numeric, ambiguous_points=has_semicolons and decimal is None)
     notes += describe_mixed_percentages(cells, numeric)
     notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *column_types}})
-    notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    for reason in dict.fromkeys(reasons.values()):
+        names = [to_printable(name) for name in reasons if reasons[name] == reason]
+        notes.append(f"dropped: {', '.join(names)}: {reason}")
     paths = [name for name in cells if name not in column_types and _are_picture_paths(cells[name])]
     notes += [f"warning: {name} names pictures, which are not read; `column_type` {name}=picture" for name in paths]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
@@ -121,15 +103,9 @@ def fit_features(
     if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = make_encoding(fitted.values())
-    fitted = dict(zip(fitted, encoding.columns, strict=True))
-    used = block._replace(columns=[cells[name] for name in fitted])
-    parsed = used._replace(columns=[column.preparse(cells[name]) for name, column in fitted.items()])
-    table = replace(table, columns=tuple(fitted))
-    warnings, group_columns = detect_suspicious_columns(table, parsed, encoding, groups)
-    notes += warnings
-    notes += check_column_types(table, used, encoding)
-    x = encode_block(table, parsed, encoding)
-    return TableFeatures(x, encoding, tuple(fitted), dropped, tuple(notes), group_columns)
+    types = {name: column.summary() for name, column in zip(fitted, encoding.columns, strict=True)}
+    descriptions = {name: types.get(name) or f"dropped: {reasons[name]}" for name in cells}
+    return block.select_columns(tuple(fitted)), encoding, descriptions, notes
 
 
 def _are_picture_paths(cells: np.ndarray) -> bool:
@@ -143,26 +119,27 @@ def fit_columns(
     column_types: Mapping[str, str],
     *,
     keep_hint: str | None,
-    argument: str = "column_type",
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
     has_semicolons: bool = False,
 ) -> dict[str, InferredType]:
     """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
-    The arguments are those of `fit_features`; ``argument`` is the name of ``column_types`` in error messages. If the
-    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark.
+    The arguments are those of `fit_encoding`. If the file ``has_semicolons`` between cells, the comma of "1,234" is a
+    decimal mark.
     """
     for name in column_types:
         if name not in columns:
             similar = closest_match(name, list(columns))
             remedy = f"Did you mean {to_printable(similar)}?" if similar else "Look at its header."
-            raise_input_error(argument, "name a feature of the table", to_printable(name), remedy)
+            raise_input_error("column_type", "name a feature of the table", to_printable(name), remedy)
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in column_types:
             chosen, encoder = column_types[name], selection.text_encoder_name is not None
-            return fit_column_as(name, chosen, columns[name], argument, has_text_encoder=encoder, format_order=order)
+            return fit_column_as(
+                name, chosen, columns[name], "column_type", has_text_encoder=encoder, format_order=order
+            )
         return infer_column_type(columns[name], format_order=order)
 
     prefer_comma = decimal == "," or (decimal is None and has_semicolons)
@@ -239,17 +216,20 @@ def _fit_text_and_picture_columns(
 
 
 def detect_suspicious_columns(
-    table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
+    block: RowBlock, labels: np.ndarray, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Return warnings about columns that leak labels or identify groups, and the indices of the group columns."""
+    """Return warnings about columns that leak labels (n,) or identify groups, and the indices of the group columns.
+
+    ``groups`` (n,) int64 are the groups of rows that cross-validation holds out together; None if there are none.
+    """
     notes, group_columns = [], dict[int, GroupColumnEvidence]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
-        name = table.column_name(index)
+        name = block.column_name(index)
         values = column.comparable_values(cells)
         ordered = values.dtype.kind == "f"
-        if column.may_be_group and table.columns:
+        if column.may_be_group and block.names:
             rows = _select_distinct_rows(values, ~parsing.is_missing(cells), groups)
-            group = detect_group_column(table.columns[index], values[rows], block.labels[rows], ordered=ordered)
+            group = detect_group_column(block.names[index], values[rows], labels[rows], ordered=ordered)
             if group:
                 group_columns[index] = group
                 continue
@@ -259,9 +239,9 @@ def detect_suspicious_columns(
             levels, values = np.unique(values, return_inverse=True)
             if len(levels) == len(values):  # texts that all differ have no order
                 continue
-        if reason := explain_leakage(values.astype(np.float64), block.labels):
+        if reason := explain_leakage(values.astype(np.float64), labels):
             notes.append(f"warning: {name} {reason}; will it in new rows? (`drop` leaves it out)")
-    named = {table.column_name(index): group for index, group in group_columns.items()}
+    named = {block.column_name(index): group for index, group in group_columns.items()}
     return notes + describe_group_columns(named), tuple(group_columns)
 
 
@@ -289,7 +269,7 @@ def describe_group_columns(groups: Mapping[str, GroupColumnEvidence]) -> list[st
     return [f"warning: {groups[name].n_repeated_values} {repeat}; {advice}"]
 
 
-def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
+def check_column_types(block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
     """Describe cells of other types or spellings than in training, in notes for the user.
 
     Raises:
@@ -298,15 +278,14 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
     """
     notes, invalid_cells = [], defaultdict[str, dict[str, tuple[int, str]]](dict)  # by reason and column
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
-        name = table.column_name(index)
+        name = block.column_name(index)
         if spelling := column.describe_other_spelling(cells):
             notes.append(f"cells of {name} have another spelling than in training: {spelling}")
         invalid = column.is_invalid(cells)
         if not invalid.any():
             continue
         row, n_others = int(np.argmax(invalid)), int(invalid.sum()) - 1
-        position = table.position_format.format(block.positions[row])
-        first = f"{str(cells[row])[:50]!r} in {name}, {position}"
+        first = f"{str(cells[row])[:50]!r} in {name}, {block.format_location(row)}"
         limit = column.max_invalid_fraction
         if invalid.mean() > limit and len(set(cells[invalid])) > limit * len(set(cells.tolist())):
             got = f"{first}, which held {column.summary()}"
@@ -333,14 +312,13 @@ def convert_to_training_formats(
     and cells of other types or spellings. Errors call the table ``argument``.
     """
     first = next(table.blocks)
-    conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
+    conversion = detect_numeric_conversion(first, encoding, decimal=decimal, has_semicolons=table.has_semicolons)
     first = conversion.convert_block(first)
-    table.notes.extend([*conversion.notes, *check_column_types(table, first, encoding, argument)])
-    others = (conversion.convert_block(block) for block in table.blocks)
-    return replace(table, blocks=chain([first], others))
+    table.notes.extend([*conversion.notes, *check_column_types(first, encoding, argument)])
+    return replace(table, blocks=chain([first], map(conversion.convert_block, table.blocks)))
 
 
-def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
+def encode_block(block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
     """Compute the features (b, dim) of a block of b rows. Without an encoding, the columns are the features.
 
     Raises:
@@ -361,30 +339,9 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
         sizes = np.ones(x.shape[1], int) if encoding is None else encoding.n_features_per_column
         index = int(np.searchsorted(np.cumsum(sizes), feature, side="right"))
         cell = str(block.columns[index][row])[:50]
-        got = f"{cell!r} in {table.column_name(index)}, {table.position_format.format(block.positions[row])}"
+        got = f"{cell!r} in {block.column_name(index)}, {block.format_location(row)}"
         if np.isnan(x[row, feature]) or "inf" in cell.lower():
             raise_input_error(argument, "have finite numbers", got, "Fill it in, or leave it out.")
         must = f"have numbers of at most {MAX_FLOAT32:.1e} in absolute value"
         raise_input_error(argument, must, got, "Rescale the column.")
     return x
-
-
-def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tuple[RowBlock, list[int]]:
-    """Remove rows whose cells are all missing or unknown, such as footers; also return their positions in the file."""
-    if encoding is None:
-        return block, []
-    empty = encoding.is_uninformative(block.columns)
-    left_out = [block.positions[row] for row in np.flatnonzero(empty).tolist()]
-    return block.select_rows(np.flatnonzero(~empty)) if left_out else block, left_out
-
-
-def describe_uninformative_rows(mask: np.ndarray) -> list[str]:
-    """Format a note that counts the rows of a mask (n,) bool, which have no known cell; an empty list for no rows."""
-    count = int(mask.sum())
-    return [f"{plural(count, 'row')} without information: no cell is known"] if count else []
-
-
-def describe_left_out_rows(positions: Sequence[int], position_format: str, file: str = "") -> list[str]:
-    """Format a note that counts the unlabelled rows left out and names the first; an empty list for no rows."""
-    text = f"{plural(len(positions), 'unlabelled row')} without a readable cell left out, first {position_format}"
-    return [text.format(positions[0]) + file] if positions else []

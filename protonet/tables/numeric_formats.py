@@ -19,7 +19,7 @@ from protonet.tables.columns import parsing, quantities
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.units import is_known_unit, split_unit
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import RowBlock
 
 #: The number format of each decimal mark.
 FORMAT_OF_DECIMAL_MARK = {".": "point", ",": "comma"}
@@ -140,7 +140,7 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
 
 
 def detect_numeric_conversion(
-    table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
+    block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None, has_semicolons: bool = False
 ) -> NumericConversion:
     """Detect from the first block how the numbers of new rows must be converted to the formats of the training rows."""
     texts = {
@@ -158,7 +158,7 @@ def detect_numeric_conversion(
     certain = set[str]().union(*separators.values())
     table_format = FORMAT_OF_DECIMAL_MARK[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
-        prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
+        prefer_comma = "comma" in fitted or (has_semicolons and has_commas)
         order = DECIMAL_MARK_FORMATS[::-1] if prefer_comma else DECIMAL_MARK_FORMATS
         table_format = min(order, key=lambda candidate: _log10_distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, Numeric]](), dict[str, str]()
@@ -169,7 +169,7 @@ def detect_numeric_conversion(
         if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column)), ""):
             formats[index] = column_format, column
             rewritten = _rewrite_numbers(np.array([cell], object), *formats[index])
-            examples[table.column_name(index)] = f"{cell!r} is {column.to_numeric(rewritten)[0]:.10g}"
+            examples[block.column_name(index)] = f"{cell!r} is {column.to_numeric(rewritten)[0]:.10g}"
     if not formats:
         return NumericConversion()
     first, *others = examples

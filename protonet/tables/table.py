@@ -48,6 +48,9 @@ class ReadSpec:
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """Columns that are read as text and are not features, such as groups. Each name of a column is mapped to the name
     of the argument that requests it, for error messages."""
+    has_groups: bool = False  #: Whether the first extra column names the group of each row.
+    has_ids: bool = False  #: Whether the last extra column, which may be the first one, identifies each row.
+    column_types: Mapping[str, str] = field(default_factory=dict)  #: The types of columns that the user set, by name.
     ignored_columns: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
     #: Whether rows may have no label. All labels are then read as text, "" if missing.
     allow_unlabelled: bool = False
@@ -74,34 +77,76 @@ class RowBlock(NamedTuple):
 
     columns: list[np.ndarray]
     """The cells (b,) of each feature column; types as in `protonet.tables.formats.TableChunk`."""
-    labels: np.ndarray  #: (b,) labels, numbers or strings; (0,) if no labels are read.
-    #: The cells (b,) of each extra column (`ReadSpec.extra_columns`), as strings.
-    extra_columns: tuple[np.ndarray, ...]
     positions: Sequence[int]  #: The position of each row in the file, such as the number of its line.
     row_indices: Sequence[int]
     """The index of each row in the table, from 0; rows that are dropped are counted as well."""
+    names: tuple[str, ...] | None = None  #: The names of the feature columns; None if the file has no column names.
+    position_format: str = formats.DEFAULT_ROW_FORMAT  #: The format string of positions, such as "line {}".
+    labels: np.ndarray = np.empty(0, np.str_)  #: (b,) labels, numbers or strings; (0,) if no labels are read.
+    #: The cells (b,) of each extra column (`ReadSpec.extra_columns`), as strings.
+    extra_columns: tuple[np.ndarray, ...] = ()
     #: (b,) bool, whether all cells of a row are uninformative, such as missing; None if this is not computed.
     uninformative_mask: np.ndarray | None = None
 
+    @classmethod
+    def from_columns(
+        cls,
+        columns: list[np.ndarray],
+        names: tuple[str, ...] | None = None,
+        position_format: str = formats.DEFAULT_ROW_FORMAT,
+    ) -> RowBlock:
+        """Make a block of rows without labels, which are counted from 0, from the cells (n,) of each column."""
+        rows = range(len(columns[0]))
+        return cls(columns, rows, rows, names, position_format)
+
+    @classmethod
+    def concatenate(cls, blocks: Sequence[RowBlock]) -> RowBlock:
+        """Concatenate the rows of one block or more of the same table."""
+        first, *others = blocks
+        if not others:
+            return first
+        masks = [block.uninformative_mask for block in blocks if block.uninformative_mask is not None]
+        return first._replace(
+            columns=[np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)],
+            labels=np.concatenate([block.labels for block in blocks]),
+            extra_columns=tuple(map(np.concatenate, zip(*(block.extra_columns for block in blocks), strict=True))),
+            positions=[position for block in blocks for position in block.positions],
+            row_indices=[index for block in blocks for index in block.row_indices],
+            uninformative_mask=np.concatenate(masks) if masks else None,
+        )
+
     def select_rows(self, rows: np.ndarray) -> RowBlock:
         """Return a block of the rows with the given indices (m,) in this block."""
-        return RowBlock(
-            [cells[rows] for cells in self.columns],
-            self.labels[rows] if len(self.labels) else self.labels,
-            tuple(cells[rows] for cells in self.extra_columns),
-            [self.positions[row] for row in rows.tolist()],
-            [self.row_indices[row] for row in rows.tolist()],
-            None if self.uninformative_mask is None else self.uninformative_mask[rows],
+        return self._replace(
+            columns=[cells[rows] for cells in self.columns],
+            labels=self.labels[rows] if len(self.labels) else self.labels,
+            extra_columns=tuple(cells[rows] for cells in self.extra_columns),
+            positions=[self.positions[row] for row in rows.tolist()],
+            row_indices=[self.row_indices[row] for row in rows.tolist()],
+            uninformative_mask=None if self.uninformative_mask is None else self.uninformative_mask[rows],
         )
+
+    def select_columns(self, names: Sequence[str] | None) -> RowBlock:
+        """Return a block with the feature columns of these names, in this order; None keeps all columns."""
+        if names is None or names == self.names:
+            return self
+        by_name = dict(zip(self.names or (), self.columns, strict=True))
+        return self._replace(columns=[by_name[name] for name in names], names=tuple(names))
+
+    def column_name(self, index: int) -> str:
+        """Format the name of the feature column ``index`` for messages, such as "column 3" if it has no name."""
+        return f"column {index}" if self.names is None else to_printable(self.names[index])
+
+    def format_location(self, row: int) -> str:
+        """Format where row ``row`` of the block is in the file, such as "line 2"."""
+        return self.position_format.format(self.positions[row])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
     """An open table, whose rows can be read once."""
 
-    columns: tuple[str, ...] | None  #: The names of the feature columns; None if the file has no column names.
-    position_format: str  #: The format string for the position of a row in messages, such as "line {}".
-    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows, block by block.
+    blocks: Iterator[RowBlock]  #: The rows, block by block.
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the table is read; more may follow as rows are read."""
     unused_columns: tuple[str, ...] = ()  #: The names of the columns that are not read.
@@ -113,22 +158,6 @@ class Table:
     def all_notes(self) -> list[str]:
         """The notes for the user, followed by a note about the columns that are not read, if there are any."""
         return [*self.notes, describe_unused_columns(self.unused_columns)] if self.unused_columns else self.notes
-
-    def column_name(self, index: int) -> str:
-        """Format the name of the feature column ``index`` for messages, such as "column 3" if it has no name."""
-        return f"column {index}" if self.columns is None else to_printable(self.columns[index])
-
-
-def make_table(
-    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = formats.DEFAULT_ROW_FORMAT
-) -> Table:
-    """Make a table without labels, whose rows are a single block, from the cells (n,) of each column."""
-    rows = range(len(columns[0]))
-    return Table(
-        columns=names,
-        position_format=position_format,
-        blocks=iter([RowBlock(columns, np.empty(0, np.str_), (), rows, rows)]),
-    )
 
 
 def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
@@ -193,14 +222,12 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         n_unnamed = unused.count("")
         source.notes.append(f"{plural(n_unnamed, 'unnamed column')} {'is' if n_unnamed == 1 else 'are'} not used")
     chunks = source.read_chunks([*features, *extra.values(), *([] if label is None else [label])])
-    blocks = _read_blocks(source, chunks, len(features), len(extra), spec)
+    blocks = _read_blocks(source, chunks, names, len(features), len(extra), spec)
     first = next(blocks, None)
     if first is None:
         raise_input_error("path", "have at least one row", f"none in {path}", "Add rows.")
     return Table(
-        columns=names,
         blocks=chain([first], blocks),
-        position_format=source.position_format,
         notes=source.notes,
         unused_columns=tuple(name for name in unused if name and name not in extra),
         n_rows=source.n_rows,
@@ -216,12 +243,7 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
         The table, whose blocks are used up, and a single block of all rows.
     """
     table = open_table(path, spec, labels)
-    blocks = list(table.blocks)
-    columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
-    extra = tuple(np.concatenate(parts) for parts in zip(*(block.extra_columns for block in blocks), strict=True))
-    positions = [position for block in blocks for position in block.positions]
-    indices = [index for block in blocks for index in block.row_indices]
-    return table, RowBlock(columns, np.concatenate([block.labels for block in blocks]), extra, positions, indices)
+    return table, RowBlock.concatenate(list(table.blocks))
 
 
 def _rename_repeated_columns(file: Path, source: formats.TableSource, label: str) -> list[str]:
@@ -353,7 +375,12 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _read_blocks(
-    source: formats.TableSource, chunks: Iterator[formats.TableChunk], n_features: int, n_extra: int, spec: ReadSpec
+    source: formats.TableSource,
+    chunks: Iterator[formats.TableChunk],
+    names: tuple[str, ...] | None,
+    n_features: int,
+    n_extra: int,
+    spec: ReadSpec,
 ) -> Iterator[RowBlock]:
     """Yield chunks of a file as blocks with parsed labels, without blank and unlabelled rows that ``spec`` drops."""
     start = n_blank = n_unlabelled = n_kept = 0
@@ -363,9 +390,9 @@ def _read_blocks(
         missing_texts = list_missing_label_texts(spec.class_names) - {name.lower() for name in spec.class_names}
     elif missing_texts == MISSING_TEXTS and (spec.require_labels or spec.allow_unlabelled):
         chunks = iter(all_chunks := list(chunks))  # the labels of all chunks decide
-        names = {str(label) for columns, _ in all_chunks for label in set(columns[-1].tolist())}
-        missing_texts = list_missing_label_texts(names)
-        class_names = sorted(name for name in names if name.lower() in CLASS_NAME_TEXTS - missing_texts)
+        labels_read = {str(label) for columns, _ in all_chunks for label in set(columns[-1].tolist())}
+        missing_texts = list_missing_label_texts(labels_read)
+        class_names = sorted(name for name in labels_read if name.lower() in CLASS_NAME_TEXTS - missing_texts)
         if class_names and spec.are_columns_from_user:
             source.notes.append(f"class: {format_names(class_names)}; `missing_values` can list it as missing")
     for columns, positions in chunks:
@@ -393,7 +420,8 @@ def _read_blocks(
             remedy = f"Fill it in, or {'leave the row out: `drop_unlabelled`' if has_option else 'remove the row'}."
             raise_input_error("path", "name the class of every row", got, remedy)
         extra = tuple(convert_cells_to_text(cells) for cells in columns[n_features : n_features + n_extra])
-        block = RowBlock(features, labels, extra, positions, range(start, start + len(positions)))
+        indices = range(start, start + len(positions))
+        block = RowBlock(features, positions, indices, names, source.position_format, labels, extra)
         start, n_kept = start + len(positions), n_kept + int(keep.sum())
         if keep.any():
             yield block if keep.all() else block.select_rows(np.flatnonzero(keep))

@@ -76,9 +76,17 @@ def format_probability_metrics(metrics: JsonDict) -> str:
     return "log-loss {}, calibration error {} points\n".format(*parts)
 
 
-def format_view_influences(views: Mapping[str, float]) -> str:
-    """Format a table of feature maps (views) with their influence in percent, given the influence of each by name."""
-    return format_table(["view", "influence, %"], [[name, f"{100 * value:.1f}"] for name, value in views.items()])
+def format_view_influences(influences: Mapping[str, float], losses: Mapping[str, float] | None = None) -> str:
+    """Format a table of feature maps (views) with their influence in percent, by name.
+
+    With the held-out log-loss of each candidate by name, it also lists candidates that have no influence.
+    """
+    names = dict.fromkeys([*influences, *(losses or ())])
+    rows = [[name, f"{100 * influences[name]:.1f}" if name in influences else "none"] for name in names]
+    if losses is None:
+        return format_table(["view", "influence, %"], rows)
+    shown = [[*row, f"{losses[row[0]]:.3f}" if row[0] in losses else ""] for row in rows]
+    return format_table(["view", "influence, %", "held-out log-loss"], shown)
 
 
 def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:

@@ -24,7 +24,7 @@ import torch
 from protonet.__main__ import main
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["protonet.server.label_api", "protonet.server.prediction_api"])
+PROCESSES.set_forkserver_preload(["protonet.server.labelling.api", "protonet.server.prediction_api"])
 
 
 def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:

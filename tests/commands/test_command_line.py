@@ -61,7 +61,9 @@ class TestFit:
         assert "| raw cosine " in printed
         assert "| LDA " in printed
         assert format_probability_metrics(vars(metrics)) in printed
-        weights = [float(line.split("|")[2]) for line in printed.split("\n\n")[1].splitlines()[2:]]
+        cells = [line.split("|")[2].strip() for line in printed.split("\n\n")[1].splitlines()[2:]]
+        weights = [float(cell) for cell in cells if cell != "none"]
+        assert cells[len(weights) :] == ["none"] * (len(cells) - len(weights))  # candidates without weight come last
         assert sum(weights) == pytest.approx(100, abs=0.05 * len(weights))
         assert weights == sorted(weights, reverse=True)
         model = load_model(output)

@@ -197,7 +197,11 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
         assert re.search(rf"^  {heading} +{value}$", output, re.MULTILINE)
     assert re.search(r"^  dropped +owner, name, note$", output, re.MULTILINE)
     assert "| class 0 | 4       |" in output
-    assert summary.split("\n\n")[1] in output  # the views
+    for name, influence in facts["views"].items():
+        row = rf"^\| {name} +\| {100 * influence:.1f} +\|"
+        assert re.search(row, output, re.MULTILINE)
+        assert re.search(row + r" \d\.\d{3} ", summary, re.MULTILINE)
+    assert re.search(r"^\| standardised +\| none +\| \d\.\d{3} ", summary, re.MULTILINE)  # a candidate
     accuracy = 100 * facts["cross_validation"]["accuracy"]
     assert f"cross-validation on 12 rows: accuracy {accuracy:.2f} %, 95 % interval [" in output
 

@@ -101,7 +101,7 @@ def test_blocks_are_processed_in_order_and_a_few_at_a_time() -> None:
     def blocks() -> Iterator[RowBlock]:
         for index in range(40):
             used.append(index)
-            yield RowBlock([np.array([index])], np.empty(0, np.str_), (), [index], [index])
+            yield RowBlock([np.array([index])], [index], [index])
 
     def work(block: RowBlock) -> int:
         if len(used) == 40 and block.positions == [39]:

@@ -11,17 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
-from protonet.commands.data import TableToLabel
 from protonet.commands.options import PageOptions
 from protonet.pipeline import TablePipeline
-from protonet.server.jobs import JobRunner
-from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_network_to_labels, parse_classes
-from protonet.tables.table import Table
+from protonet.server.labelling.class_names import parse_classes
+from protonet.server.labelling.jobs import JobRunner
+from protonet.server.labelling.label_file import LabelFile
+from protonet.server.labelling.session import LabelSession, fit_network_to_labels
+from protonet.server.labelling.uploads import Uploads
+from protonet.tables.table import RowBlock
+from protonet.tables.training import TrainingTable
 from tests.commands.cases import read_lines
 from tests.commands.servers import PROCESSES
 from tests.strategies import blobs
@@ -107,10 +111,9 @@ CELLS = [[f"{value:.6g}" for value in row] for row in X.tolist()]
 COLUMNS = ("p", "q", "r", "s")
 
 
-def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> TableToLabel:
-    table = Table(columns=columns, position_format="row {}")
-    none = torch.zeros(len(x), dtype=torch.bool)
-    return TableToLabel(x=x, table=table, has_label=none, positions=range(len(x)), uninformative_mask=none)
+def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> TrainingTable:
+    rows, none = RowBlock.from_columns(list(x.numpy().T), columns), torch.zeros(len(x), dtype=torch.bool)
+    return TrainingTable(rows=rows, x=x, y=none.long() - 1, classes=(), encoding=None, uninformative_mask=none)
 
 
 @contextmanager
@@ -168,12 +171,12 @@ class TestSession:
             for row in (4, 2):
                 session.add_label(row, "ant")
             assert LabelSession(rows, cells, CLASSES, None, answers).labelled == [0, 2]
-            known = torch.tensor([True, False, False, True, False, False])
-            session = LabelSession(replace(rows, has_label=known), cells, CLASSES, None, answers)
+            known = rows.rows._replace(labels=np.array(["a", "", "", "b", "", ""]))
+            session = LabelSession(replace(rows, rows=known), cells, CLASSES, None, answers)
             assert session.labelled == [2, 4]
             assert session.list_unlabelled_rows().tolist() == [1, 5]
             assert {row for row, _ in session.suggest(BATCH)} == {1, 5}
-            rows = replace(rows, has_label=known, uninformative_mask=torch.arange(len(x)) == 1)
+            rows = replace(rows, rows=known, uninformative_mask=torch.arange(len(x)) == 1)
             session = LabelSession(rows, cells, CLASSES, None, answers)
             assert {row for row, _ in session.suggest(BATCH)} == {5}
 
@@ -181,7 +184,7 @@ class TestSession:
 def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
     """Rows that are on the disk, but not on the page, because the request failed later, are not saved twice."""
     with LabelFile(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
-        uploads = UploadedRows(file, tmp_path / "texts.csv", 1, are_pictures=False)
+        uploads = Uploads(file, tmp_path / "texts.csv", 1, are_pictures=False)
         for text in ("one\ntwo", "one\ntwo\nthree"):
             assert uploads.add_texts(text, known_texts={"zero"}) == [["", line] for line in text.splitlines()]
         assert uploads.add_texts("zero", known_texts={"zero"}) == []
@@ -194,7 +197,7 @@ def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
     """As when a request has timed out, whose thread goes on beside that of the repeated request."""
     lines = [f"text {index}" for index in range(8)]
     with LabelFile(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
-        uploads = UploadedRows(file, tmp_path / "texts.csv", 0, are_pictures=False)
+        uploads = Uploads(file, tmp_path / "texts.csv", 0, are_pictures=False)
         with ThreadPoolExecutor(4) as pool:
             added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known_texts=set()), range(4)))
     assert added == [[[line] for line in lines]] * 4

@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet import report
+from protonet.tables.table import RowBlock
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import make_template_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
@@ -171,42 +173,42 @@ def test_text_is_never_markup(text: str, attribute: str) -> None:
     assert page.texts.get("p", "") == written
 
 
-def make_rows(n: int, classes: int = 3) -> report.EvaluatedRows:
+def make_rows(n: int, classes: int = 3) -> tuple[TrainingTable, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(n, classes, generator=generator), torch.arange(n) % classes
     cells = [np.arange(n) * 1.5, np.array([f"t{index}" for index in range(n)], object)]
-    return report.EvaluatedRows(
-        logits=logits,
-        labels=labels,
-        indices=range(n),
-        locations=[f"line {index + 2}" for index in range(n)],
-        ids=None,
-        column_names=["u", "v"],
-        cells=cells,
+    table = TrainingTable(
+        rows=RowBlock.from_columns(cells, ("u", "v")),
+        x=torch.zeros(n, 1),
+        y=labels,
+        classes=tuple(range(classes)),
+        encoding=None,
+        uninformative_mask=torch.zeros(n, dtype=torch.bool),
     )
+    return table, logits
 
 
 def test_many_rows_are_sampled_with_the_suspicious_labels() -> None:
-    rows = make_rows(5000)
-    result, suspects = report.collect_predictions(rows, [1, 0]), report.rank_suspicious_labels(rows, rows.logits)
+    rows, logits = make_rows(5000)
+    result, suspects = report.collect_predictions(rows, logits, [1, 0]), report.rank_suspicious_labels(rows, logits)
     assert result["total"] == 5000
     assert len(result["index"]) <= 2000
     assert result["index"] == sorted(set(result["index"]))
     assert {item["index"] for item in suspects} <= set(result["index"])
     assert result["columns"] == ["v", "u"]
     assert result["cells"][0] == [f"t{index}" for index in result["index"]]
-    p = rows.logits.double().softmax(dim=1)
+    p = logits.double().softmax(dim=1)
     assert result["probability"] == pytest.approx(p.amax(dim=1)[result["index"]].tolist(), abs=1e-6)
 
 
 def test_bins_of_probability_are_those_of_a_loop() -> None:
-    rows = make_rows(300)
-    p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    for item in report.compute_reliability(rows):
+    rows, logits = make_rows(300)
+    p, predicted = logits.double().softmax(dim=1).max(dim=1)
+    for item in report.compute_reliability(logits, rows.y):
         inside = (p > item["low"]) & (p <= item["high"])
         assert item["rows"] == int(inside.sum())
         assert item["confidence"] == pytest.approx(float(p[inside].mean()))
-        assert item["accuracy"] == pytest.approx(float((predicted == rows.labels)[inside].double().mean()))
+        assert item["accuracy"] == pytest.approx(float((predicted == rows.y)[inside].double().mean()))
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -30,7 +30,7 @@ from protonet.server.batches import (
 )
 from protonet.server.parsing import ParsedRows
 from protonet.tables.formats import make_text_array
-from protonet.tables.table import RowBlock, Table, make_table
+from protonet.tables.table import RowBlock
 from tests.commands.cases import fit_model
 from tests.commands.servers import TOKEN, Server, start
 
@@ -107,9 +107,8 @@ def test_rows_of_a_cancelled_request_are_not_classified(path: Path) -> None:
     assert after == before + 1
 
 
-def make_block(columns: list[np.ndarray]) -> tuple[Table, RowBlock]:
-    table = make_table(columns, ("x", "z", "word"), "row {}")
-    return table, next(table.blocks)
+def make_block(columns: list[np.ndarray]) -> RowBlock:
+    return RowBlock.from_columns(columns, ("x", "z", "word"), "row {}")
 
 
 def make_cells(n: int, seed: int) -> list[np.ndarray]:
@@ -127,18 +126,18 @@ def test_texts_of_concurrent_requests_are_encoded_together(path: Path, monkeypat
     one_by_one, all_wait = TablePipeline.encode, Barrier(20)
     monkeypatch.setattr(TablePipeline, "column_modalities", property(lambda self: ["text"] * 3))  # they are slow
 
-    def encode(self: TablePipeline, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
+    def encode(self: TablePipeline, block: RowBlock, argument: str = "path") -> np.ndarray:
         sizes.append(len(block.positions))
         time.sleep(0.05)
-        return one_by_one(self, table, block, argument)
+        return one_by_one(self, block, argument)
 
     monkeypatch.setattr(TablePipeline, "encode", encode)
 
     def ask(index: int) -> bool:
-        table, block = make_block(make_cells(100 if index == 0 else 1, index))
+        block = make_block(make_cells(100 if index == 0 else 1, index))
         all_wait.wait()
-        x = encoder.encode(lambda: False, model, table, block, "body")
-        return np.array_equal(x, one_by_one(model, table, block))
+        x = encoder.encode(lambda: False, model, block, "body")
+        return np.array_equal(x, one_by_one(model, block))
 
     with ThreadPoolExecutor(20) as pool:
         assert all(pool.map(ask, range(20)))
@@ -146,20 +145,20 @@ def test_texts_of_concurrent_requests_are_encoded_together(path: Path, monkeypat
     assert max(sizes) <= MAX_ENCODED_ROWS
     assert len(sizes) <= 10  # 7 slices of the large request, and the 19 small ones with them
     with pytest.raises(HTTPException, match="has ended"):
-        encoder.encode(lambda: True, model, *make_block(make_cells(1, 0)), "body")
+        encoder.encode(lambda: True, model, make_block(make_cells(1, 0)), "body")
 
 
 def test_an_error_is_that_of_its_request(path: Path) -> None:
     model = TablePipeline.load(path)
     wrong = make_cells(2, 1)
     wrong[0][1] = np.inf
-    slices = [PendingSlice(model, *make_block(cells), "body") for cells in (make_cells(3, 0), wrong, make_cells(1, 2))]
+    slices = [PendingSlice(model, make_block(cells), "body") for cells in (make_cells(3, 0), wrong, make_cells(1, 2))]
     first, error, last = encode_slices(slices)
     assert isinstance(error, InputError)
     assert str(error).startswith("`body` must have finite numbers; got 'inf' in x, row 1")
     for item, x in ((slices[0], first), (slices[2], last)):
         assert isinstance(x, np.ndarray)
-        assert np.array_equal(x, model.encode(item.table, item.block))
+        assert np.array_equal(x, model.encode(item.block))
 
 
 def test_small_requests_do_not_wait_for_a_large_one(server: Server) -> None:

@@ -214,10 +214,10 @@ def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) 
     good = fitted / "classes.csv"
     assert "no such file" in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
     none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
-    assert 'Run pip install -e ".[text]", pass --representation, or label some rows' in none
+    assert 'Run pip install -e ".[text]", pass `--representation`, or label some rows' in none
     for label, message in (
         ([], "`--label` must name the column of the labels; got intent, whose cells are classes"),
-        ([], "Pass --label intent"),
+        ([], "Pass `--label` intent"),
         (["--label", "nope"], "`--label` must name a column of the table; got nope"),
     ):
         assert message in run("fit", fitted / "train.csv", "--classes", good, *label, *FAST, code=2)

@@ -11,17 +11,14 @@ import pytest
 import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.rows import (
-    determine_classes,
-    parse_integer_labels,
-    read_class_descriptions,
-    warn_contradictory_labels,
-)
+from protonet.commands.rows import read_class_descriptions
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from protonet.fit.training_set import MAX_SAMPLED_ROWS, prepare_training_set
 from protonet.pipeline import TablePipeline
+from protonet.tables.table import RowBlock
+from protonet.tables.training import TrainingTable, determine_classes, parse_integer_labels
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -183,7 +180,7 @@ def test_measured_integers_are_not_classes_unless_allowed() -> None:
         np.concatenate([np.repeat(np.arange(0, 90, 3), 2), np.zeros(50, int)]),  # one of them has many rows
     ]
     for labels in cases:
-        got = r"got \d\d whole numbers, such as \d\d, in age, most with 3 rows or fewer.*--allow-many-classes"
+        got = r"got \d\d whole numbers, such as \d\d, in age, most with 3 rows or fewer.*`allow_many_classes`"
         with pytest.raises(InputError, match=f"^`label` must name a column of classes; {got}"):
             determine_classes(labels, "age", allow_many=False)
         names, indices = determine_classes(labels, "age", allow_many=True)
@@ -306,7 +303,15 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     x = np.concatenate([x, draw.normal(size=(400, 2)).astype(np.float32)])
     labels = draw.integers(0, 2, len(x)).tolist()
     expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
-    (line,) = warn_contradictory_labels(x, labels, list(map(str, range(len(x)))))
+    table = TrainingTable(
+        rows=RowBlock.from_columns(list(x.T))._replace(labels=np.array(labels)),
+        x=torch.from_numpy(x),
+        y=torch.tensor(labels),
+        classes=(0, 1),
+        encoding=None,
+        uninformative_mask=torch.zeros(len(x), dtype=torch.bool),
+    )
+    (line,) = table.warn_contradictory_labels()
     assert f" {expected} rows equal" in line
 
 

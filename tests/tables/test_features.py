@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,29 +20,44 @@ from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.columns.quantities import parse_numeric
 from protonet.tables.delimited import locate_header
-from protonet.tables.features import TableFeatures, check_column_types, encode_block, fit_features
+from protonet.tables.features import check_column_types, encode_block
 from protonet.tables.numeric_formats import detect_numeric_conversion
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import ReadSpec, RowBlock, Table
+from protonet.tables.training import TrainingTable
 from tests.commands.cases import FAST, Run
 from tests.strategies import PLAIN
 
 RNG = np.random.default_rng(0)
 N = 40
-LABELS = np.repeat(["ant", "bee"], N // 2)
+LABELS, Y = np.repeat(["ant", "bee"], N // 2), np.repeat([0, 1], N // 2)
 X = RNG.normal(size=N)
 
 
-def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, RowBlock]:
+def make(columns: dict[str, Any]) -> RowBlock:
     cells = [
         column if isinstance(column, np.ndarray) else replace_missing_cells(np.array(column, object))
         for column in columns.values()
     ]
-    block = RowBlock(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))
-    return Table(columns=tuple(columns), blocks=iter([block]), position_format="line {}"), block
+    positions = range(2, 2 + len(cells[0]))
+    return RowBlock(cells, positions, range(len(cells[0])), tuple(columns), "line {}", LABELS[: len(cells[0])])
 
 
-def fit(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> TableFeatures:
-    return fit_features(*make(columns), kinds or {}, keep_hint=None if named else "--columns keeps it")
+def fit_rows(
+    block: RowBlock,
+    labels: np.ndarray,
+    kinds: dict[str, str] | None = None,
+    *,
+    named: bool = False,
+    semicolons: bool = False,
+    decimal: str | None = None,
+) -> TrainingTable:
+    table = Table(blocks=iter(()), has_semicolons=semicolons)
+    spec = ReadSpec(label_column="kind", column_types=kinds or {}, decimal_mark=decimal)
+    return TrainingTable.from_rows(table, block, labels, spec, keep_hint=None if named else "--columns keeps it")
+
+
+def fit(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> TrainingTable:
+    return fit_rows(make(columns), Y, kinds, named=named)
 
 
 def repeat(*cells: str) -> list[str]:
@@ -54,14 +69,13 @@ def test_labels_are_not_used() -> None:
     columns["text"] = [f"{a} {b}" for a in ("red", "big") for b in ("tree", "house", "dog", "cat", "sun")] * 4
     columns["day"] = repeat("2020-01-01", "2020-05-03", "2021-07-09")
     first = fit(columns)
-    other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_hint="--columns keeps it")
+    other = fit_rows(make(columns), RNG.permutation(Y))
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
     assert first.encoding is not None
     assert other.encoding is not None
     assert first.encoding.describe_columns()[0] == other.encoding.describe_columns()[0]
-    table, block = make(columns)
-    assert np.array_equal(encode_block(table, block, first.encoding), first.x)
+    assert np.array_equal(encode_block(make(columns), first.encoding), first.x)
 
 
 def test_useless_columns_are_dropped() -> None:
@@ -69,12 +83,12 @@ def test_useless_columns_are_dropped() -> None:
     features = fit(columns)
     assert features.columns == ("x",)
     assert set(features.dropped_columns) == {"row", "none", "one", "id"}
-    assert features.notes == (
+    assert features.notes == [
         "dropped: row: distinct integers in the order of the rows (--columns keeps it)",
         "dropped: none: empty",
         "dropped: one: constant",
         "dropped: id: a different code in each row",
-    )
+    ]
     assert fit({"row": np.arange(N), "x": X}, named=True).columns == ("row", "x")
     assert fit({"x": X, "dark": np.zeros(N)}).columns == ("x", "dark")
     assert fit({"x": X, "dark": np.zeros(N), "sort": repeat("a", "b")}).columns == ("x", "sort")
@@ -89,12 +103,12 @@ def test_other_types_than_in_training_are_refused() -> None:
         ({"x": np.full(N, np.datetime64("2020-01-01")), "day": [""] * N}, "in x, line 2, which held number"),
     ):
         with pytest.raises(InputError, match=rf"^`path` must have columns of the same types .*{message}"):
-            check_column_types(*make(columns), features.encoding)
+            check_column_types(make(columns), features.encoding)
     few = {"x": ["red", *["1"] * (N - 1)], "day": [""] * N}  # few invalid cells count as missing
     placeholder = {"x": ["1"] * N, "day": ["2020-01-01", "2020-05-03", *["0"] * (N - 2)]}  # so does a frequent one
     for columns in (few, placeholder):
-        check_column_types(*make(columns), features.encoding)
-        assert np.isfinite(encode_block(*make(columns), features.encoding)).all()
+        check_column_types(make(columns), features.encoding)
+        assert np.isfinite(encode_block(make(columns), features.encoding)).all()
 
 
 def test_unknown_categories_of_many_columns_get_one_note() -> None:
@@ -103,7 +117,7 @@ def test_unknown_categories_of_many_columns_get_one_note() -> None:
     for n_columns, n_notes in ((1, 1), (3, 3), (4, 1), (8, 1)):
         new = {**columns, **{name: ["new"] * (1 + (name == "q")) + ["a"] * (N - 2) for name in "pqrstuvw"[:n_columns]}}
         new = {name: [*cells, *["a"] * N][:N] for name, cells in new.items()}
-        notes = check_column_types(*make(new), features.encoding)
+        notes = check_column_types(make(new), features.encoding)
         assert len(notes) == n_notes, notes
         if n_columns > 3:  # the column with the most cells first
             assert re.search(rf"'new' in q, .*in {n_columns - 1} more columns: p, r, s", notes[0]), notes
@@ -118,7 +132,7 @@ def test_errors_locate_infinite_and_too_large_values() -> None:
     ):
         cells = [*numbers[:3], cell, *numbers[4:]]
         with pytest.raises(InputError, match=f"^`path` must {message}"):
-            encode_block(*make({"sort": sort, "x": cells}), features.encoding)
+            encode_block(make({"sort": sort, "x": cells}), features.encoding)
         for columns in ({"sort": sort, "x": cells}, {"x": cells}):
             with pytest.raises(InputError, match=f"^`path` must {message}"):
                 fit(columns)
@@ -126,20 +140,19 @@ def test_errors_locate_infinite_and_too_large_values() -> None:
 
 def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
-    block = RowBlock([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
-    table = Table(columns=None, blocks=iter([block]), position_format="row {} (counted from 0)", notes=[])
-    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
+    block = RowBlock.from_columns([x[:, 0], x[:, 1]])
+    features = fit_rows(block, Y)
     assert (features.encoding, features.columns) == (None, None)
-    assert features.x.dtype == np.float32
+    assert features.x.dtype == torch.float32
     assert np.array_equal(features.x, x)
-    assert np.array_equal(encode_block(table, block, None), x)
+    assert np.array_equal(encode_block(block, None), x)
     x[3, 1] = np.nan
     with pytest.raises(InputError, match=r"have finite numbers; got 'nan' in column 1, row 3 \(counted from 0\)"):
-        encode_block(table, block, None)
-    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
+        encode_block(block, None)
+    features = fit_rows(block, Y)
     assert isinstance(features.encoding, Encoding)
     assert features.x.shape == (N, 3)
-    assert np.isfinite(features.x).all()
+    assert bool(features.x.isfinite().all())
     assert isinstance(features.encoding.columns[1], Numeric)
 
 
@@ -192,19 +205,19 @@ LOCALES: dict[str, Callable[[float, int], str]] = {
 }
 
 
-def make_numeric(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, RowBlock]:
-    table, block = make(dict(zip("abc", columns, strict=False)), np.arange(len(columns[0])) % 2)
-    return replace(table, has_semicolons=semicolons), block
+def make_numeric(columns: list[list[str]]) -> RowBlock:
+    return make(dict(zip("abc", columns, strict=False)))
 
 
-def fit_numeric(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:
-    return fit_features(*make_numeric(columns, semicolons=semicolons), {}, keep_hint=None, decimal=decimal)
+def fit_numeric(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TrainingTable:
+    block = make_numeric(columns)
+    return fit_rows(block, np.arange(len(columns[0])) % 2, named=True, semicolons=semicolons, decimal=decimal)
 
 
-def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:
-    table, block = make_numeric(columns)
-    spelling = detect_numeric_conversion(table, block, features.encoding, decimal=decimal)
-    return encode_block(table, spelling.convert_block(block), features.encoding)
+def encode(columns: list[list[str]], features: TrainingTable, decimal: str | None = None) -> np.ndarray:
+    block = make_numeric(columns)
+    spelling = detect_numeric_conversion(block, features.encoding, decimal=decimal)
+    return encode_block(spelling.convert_block(block), features.encoding)
 
 
 #: Magnitude, digits and seed of a column: most measurements of a column have one magnitude.
@@ -227,8 +240,8 @@ def test_models_read_all_formats_alike(columns: list[tuple[float, int, int]], fi
         assert isinstance(column, Numeric)
         assert column.mean == pytest.approx(np.mean([round(value, digits) for value, digits in expected]))
     assert np.array_equal(encode(two, features), features.x)
-    table, block = make_numeric(two)
-    assert not detect_numeric_conversion(table, block, features.encoding).notes or fitted != predicted
+    block = make_numeric(two)
+    assert not detect_numeric_conversion(block, features.encoding).notes or fitted != predicted
 
 
 @given(st.sampled_from([*LOCALES]), st.sampled_from([*LOCALES]), st.integers(0, 2**32 - 1))
@@ -279,8 +292,8 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
     assert metres.is_invalid(cells).tolist() == [False] * 5
     assert np.array_equal(metres.encode(cells[:1]), metres.encode(cells[1:2]))
     assert kilograms.is_invalid(np.array(["3", "3 kg", "3 g"], object)).tolist() == [False] * 3
-    table, block = make_numeric([["2,5 m", "1.310,5 kg", "3,5m"]])
-    rewritten = detect_numeric_conversion(table, block, Encoding((metres,))).convert_block(block)
+    block = make_numeric([["2,5 m", "1.310,5 kg", "3,5m"]])
+    rewritten = detect_numeric_conversion(block, Encoding((metres,))).convert_block(block)
     assert metres.comparable_values(rewritten.columns[0]).tolist() == [2.5, metres.median, 3.5]
     assert rewritten.columns[0][1] == "1.310,5 kg"  # errors quote the cell of the file
 
@@ -288,8 +301,8 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
 def test_percentages_are_hundredths_if_training_had_fractions() -> None:
     features = fit_numeric([["0.12", "0.05", "0", "0.3"], ["12", "5", "0", "30"]])
     for new, note in ((["12%", "5 %", "0.0%", "0.3"], ()), (["12,0 %", "5%", "0%", "30%"], ("('12,0 %' is 0.12)",))):
-        table, block = make_numeric([new, new])
-        conversion = detect_numeric_conversion(table, block, features.encoding)
+        block = make_numeric([new, new])
+        conversion = detect_numeric_conversion(block, features.encoding)
         assert all(any(text in line for line in conversion.notes) for text in note)
         fractions, percentages = features.encoding.columns if features.encoding else ()
         first, second = conversion.convert_block(block).columns

@@ -24,7 +24,7 @@ from protonet.tables.suspicious import (
     explain_row_index,
     score_group_name,
 )
-from protonet.tables.table import RowBlock, Table
+from protonet.tables.table import RowBlock
 
 NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
 MODELS = np.array(NAMES.split())
@@ -202,10 +202,10 @@ def fit(cells: Sequence[np.ndarray], y: np.ndarray) -> tuple[Any, Encoding]:
 def warn(statistics: Any, encoding: Encoding | None, cells: Sequence[np.ndarray], blocks: int = 1) -> list[str]:
     """Compute the drift warnings for new rows that are read in several blocks."""
     monitor = DriftMonitor(statistics, encoding, len(cells))
+    block = RowBlock.from_columns(list(cells), None if encoding is None else COLUMNS[: len(cells)])
     for rows in np.array_split(np.arange(len(cells[0])), blocks):
-        monitor.update(RowBlock([values[rows] for values in cells], np.empty(0), (), rows.tolist(), rows.tolist()))
-    columns = None if encoding is None else COLUMNS[: len(cells)]
-    return monitor.format_warnings(Table(columns=columns, position_format="row {}"))
+        monitor.update(block.select_rows(rows))
+    return monitor.format_warnings(block)
 
 
 @pytest.mark.parametrize("new", ["same", "one class", "few"])

@@ -61,10 +61,10 @@ def test_all_formats_and_block_sizes_give_the_same_rows(
     x = np.random.default_rng(0).standard_normal((11, 2))
     labels = [f"class {row % 3}" for row in range(11)]
     path, other = write(tmp_path, x, labels)
-    table, block = read_table(path, KIND, other)
+    _, block = read_table(path, KIND, other)
     assert np.array_equal(to_floats(block), x)
     assert block.labels.tolist() == labels
-    assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
+    assert block.names == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
     blocks = list(open_table(path, replace(KIND, require_labels=False, n_features=2)).blocks)
     assert np.array_equal(np.concatenate([to_floats(part) for part in blocks]), x)
     assert [row for part in blocks for row in part.positions] == list(block.positions)
@@ -101,14 +101,14 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
         ):
             open_table(write(tmp_path, header), spec)
     umlauts = ReadSpec(label_column="kind", columns=("Gr\u00f6\u00dfe",))
-    assert read_table(write(tmp_path, "Gro\u0308\u00dfe,kind\n1,x\n"), umlauts)[0].columns == umlauts.columns
+    assert read_table(write(tmp_path, "Gro\u0308\u00dfe,kind\n1,x\n"), umlauts)[1].names == umlauts.columns
     with pytest.raises(InputError, match=r"^`label` must name another column than the features; got a\."):
         open_table(write(tmp_path, "a,b\n1,2\n"), replace(spec, label_column="a"))
     path = write(tmp_path, "\ufeffa,b\n1,2\n")
     assert read_table(path, optional_labels)[1].labels.tolist() == []
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[1, 2]]]
     table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused_columns, table.notes) == (("a",), (), ["1 unnamed column is not used"])
+    assert (block.names, table.unused_columns, table.notes) == (("a",), (), ["1 unnamed column is not used"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 
@@ -136,7 +136,7 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_repeated_columns_are_renamed_as_by_pandas(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b,a,a.1,,a,,kind\n1,2,3,4,5,6,7,x\n")
     table, block = read_table(path, KIND)
-    assert table.columns == ("a", "b", "a.2", "a.1", "a.3")
+    assert block.names == ("a", "b", "a.2", "a.1", "a.3")
     assert [cells[0] for cells in block.columns] == list("12346")
     assert table.notes[0].startswith("columns with the same name: a;")
 
@@ -144,8 +144,8 @@ def test_repeated_columns_are_renamed_as_by_pandas(tmp_path: Path) -> None:
 def test_files_without_a_header(tmp_path: Path) -> None:
     for text in ("5,1.5,red\n7,2,blue\n5,1.5,red\n", "# comment, of two cells\n5;1.5;red\n7;2;blue\n5;1.5;red\n"):
         path = write(tmp_path, text)
-        table, block = read_table(path, ReadSpec(label_column="3", no_header=True))
-        assert table.columns == ("1", "2")
+        _, block = read_table(path, ReadSpec(label_column="3", no_header=True))
+        assert block.names == ("1", "2")
         assert block.labels.tolist() == ["red", "blue", "red"]
         assert to_floats(block).tolist() == [[5, 1.5], [7, 2], [5, 1.5]]
         assert list(block.positions) == [position + text.startswith("#") for position in (1, 2, 3)]
@@ -268,7 +268,7 @@ def test_columns_and_cells_as_spreadsheets_export_them(tmp_path: Path) -> None:
     text = '"Weight\n(kg)";"a  b";kind;;\n="007";"=""x""";x;;\n="1,5";<a href="b">;="y";;\n;;;;\n'
     path.write_text(text, encoding="utf-8")
     table, block = read_table(path, replace(KIND, for_training=True))
-    assert table.columns == ("Weight (kg)", "a b")
+    assert block.names == ("Weight (kg)", "a b")
     assert "2 unnamed columns are not used" in table.notes
     assert [cells.tolist() for cells in block.columns] == [["007", "1,5"], ['="x"', '<a href="b">']]
     assert block.labels.tolist() == ["x", "y"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-import torch
+import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,14 +20,7 @@ from starlette.types import ASGIApp
 
 from protonet._io import remove_stale_server_folders, temporary_server_folder
 from protonet._text import escape_control_chars, plural
-from protonet.commands.data import (
-    TableToLabel,
-    get_label_column,
-    load_pipeline,
-    make_empty_picture_table,
-    read_cells,
-    read_table_to_label,
-)
+from protonet.commands.data import get_label_column, load_pipeline, read_cells, read_table_to_label
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures import reading
@@ -35,15 +28,19 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.report import columns_to_dicts
 from protonet.server import app
 from protonet.server.access import AccessPolicy, make_access_policy
-from protonet.server.answers import People
-from protonet.server.jobs import JobRunner, PageJob
-from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
-from protonet.server.labels import LabelFile, LabelSession, UploadedRows, append_rows, get_similar_class, parse_classes
+from protonet.server.labelling.answers import People
+from protonet.server.labelling.class_names import get_similar_class, parse_classes
+from protonet.server.labelling.jobs import JobRunner, PageJob
+from protonet.server.labelling.label_file import LabelFile
+from protonet.server.labelling.queue import MAX_SELECTED_ROWS, LabelQueue
+from protonet.server.labelling.review import LabelFilter, list_labels
+from protonet.server.labelling.session import LabelSession
+from protonet.server.labelling.uploads import Uploads, append_rows, make_empty_picture_table
 from protonet.server.parsing import decode_json, parse_body, read_upload
-from protonet.server.review import LabelFilter, list_labels
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
 from protonet.tables.formats import make_text_array
+from protonet.tables.training import TrainingTable
 from protonet.ui.html import format_page
 
 #: Maximal pixels per side of a picture on the page.
@@ -107,9 +104,9 @@ class LabelApi:
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
-    reread_table: Callable[[PageOptions], TableToLabel] | None
+    reread_table: Callable[[PageOptions], TrainingTable] | None
     """Reads and encodes the table again with other column roles; None if an initial model determines the columns."""
-    uploads: UploadedRows
+    uploads: Uploads
     executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     table_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
 
@@ -182,7 +179,7 @@ class LabelApi:
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
-        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.options.table.is_file()):
+        if self.uploads.file.rows or (len(existing) < len(session.cells) and self.jobs.options.table.is_file()):
             table = [queue.column_names, *existing]
         lines = [session.label_file.header, *rows.values()]
         self.jobs.start_job(PageJob(kind, queue.n_changes, list(rows), lines, table))
@@ -230,7 +227,7 @@ class LabelApi:
             "used": names,
             "added": str(self.uploads.file.path),
             "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
-            "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
+            "notes": replace_argument_names(rows.notes),
             "table": str(self.jobs.options.title_path),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.options.output),
@@ -416,10 +413,10 @@ def run(options: PageOptions) -> None:
     label = get_label_column(options.label, model)
     output = options.output
 
-    def read_rows(options: PageOptions, pictures: Sequence[str] = ()) -> TableToLabel:
+    def read_rows(options: PageOptions, pictures: Sequence[str] = ()) -> TrainingTable:
         if options.starts_empty:
-            return make_empty_picture_table(options, pictures)
-        return read_table_to_label(options, model, label, allow_labelled=True)
+            return make_empty_picture_table(pictures, options.representation, show_progress=not options.quiet)
+        return read_table_to_label(options, model, label)
 
     rows = read_rows(options)
     header, cells = (["picture"], []) if options.starts_empty else read_cells(options, options.table, model, label)
@@ -433,20 +430,21 @@ def run(options: PageOptions) -> None:
         stack.enter_context(added)
         if rows.has_label.any() and not label_file.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.has_label.nonzero().flatten().tolist()
-            label_file.replace_rows([[*cells[row], rows.labels[row]] for row in labelled])
+            label_file.replace_rows([[*cells[row], str(rows.rows.labels[row])] for row in labelled])
         modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
-        uploads = UploadedRows(added, options.table, column, picture is not None)
+        uploads = Uploads(added, options.table, column, picture is not None)
 
-        def add_uploads(rows: TableToLabel) -> TableToLabel:
-            return append_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
+        def add_uploads(rows: TrainingTable) -> TrainingTable:
+            no_labels = replace(rows, rows=rows.rows._replace(columns=[], labels=np.empty(0, np.str_)))
+            return append_rows(no_labels, header, [cells for *cells, _ in added.rows])
 
-        def read_again(options: PageOptions) -> TableToLabel:
-            return add_uploads(read_rows(options, [cells[column or 0] for cells in uploads.cells]))
+        def read_again(options: PageOptions) -> TrainingTable:
+            return add_uploads(read_rows(options, [cells[column or 0] for cells in added.rows]))
 
         rows = read_again(options) if options.starts_empty else add_uploads(rows)
-        session = LabelSession(rows, [*cells, *uploads.cells], classes, model, label_file)
+        session = LabelSession(rows, [*cells, *(line for *line, _ in added.rows)], classes, model, label_file)
         names = dict.fromkeys(row[-1] for row in label_file.rows)
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None and header[picture] not in parse_column_types(options.column_type):

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from starlette.exceptions import HTTPException
 
-from protonet.server.labels import LabelFile
+from protonet.server.labelling.label_file import LabelFile
 
 
 class People:

@@ -9,64 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time, timedelta
 from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.embeddings.loading import SelectedEncoders
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.encoding import Encoding, InferredType, make_encoding
-from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import is_missing, replace_missing_cells
+from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.columns.quantities import parse_plain_number
-from protonet.tables.features import convert_to_training_formats, encode_block, fit_columns
+from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.formats import DEFAULT_ROW_FORMAT, arrow_to_numpy, make_text_array, to_native_dtype
-from protonet.tables.table import make_table
-
-
-class Frame(NamedTuple):
-    """The rows of a data frame or an array, column by column."""
-
-    column_names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
-    columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.TableChunk`.
-    categorical_names: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
-    data_frame: object = None  #: The original data frame; None for an array, whose columns all hold numbers.
-
-    @property
-    def is_fully_numeric(self) -> bool:
-        """Whether all columns are numbers without missing values."""
-        return all(cells.dtype.kind in "iuf" and not is_missing(cells).any() for cells in self.columns)
-
-    def select_rows(self, rows: np.ndarray) -> Frame:
-        """Return a frame of the rows with the given indices (m,)."""
-        return self._replace(columns=[cells[rows] for cells in self.columns])
-
-
-class FrameEncoding(NamedTuple):
-    """The fitted columns of a data frame that are used, and a summary of all columns."""
-
-    encoding: Encoding  #: The fitted columns that are used.
-    column_indices: list[int]  #: The indices of the used columns in the frame.
-    column_summaries: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
-
-    @property
-    def used_names(self) -> tuple[str, ...] | None:
-        """The names of the columns that are used; None for arrays."""
-        names = list(self.column_summaries)
-        return tuple(names[index] for index in self.column_indices) if names else None
-
-    def encode(self, frame: Frame) -> np.ndarray:
-        """Compute the features (n, dim) of the rows of a frame with the same columns as the fitted frame."""
-        names = tuple(frame.column_names[index] for index in self.column_indices)
-        columns = [frame.columns[index] for index in self.column_indices]
-        table = convert_to_training_formats(make_table(columns, names), self.encoding, argument="X")
-        return encode_block(table, next(table.blocks), self.encoding, "X")
-
-    def is_uninformative(self, frame: Frame) -> np.ndarray:
-        """Compute a mask (n,) bool of the rows of a frame in which all cells are uninformative, such as missing."""
-        return self.encoding.is_uninformative([frame.columns[index] for index in self.column_indices])
+from protonet.tables.table import RowBlock, Table
 
 
 def to_rows(x: Any, argument: str = "X") -> Any:
@@ -99,42 +54,28 @@ def to_rows(x: Any, argument: str = "X") -> Any:
     return x
 
 
-def read_frame(x: Any) -> Frame | None:
+def read_frame(x: Any) -> RowBlock | None:
     """Read the columns of a data frame of pandas, or of any library with the Arrow PyCapsule interface.
 
     An array or a list of rows is read as well if it holds dates, or text other than numbers. Its columns get the names
     x0, x1, and so on.
 
     Returns:
-        The frame; None for other objects, such as arrays of numbers.
+        The rows; None for other objects, such as arrays of numbers.
 
     Raises:
         InputError: The frame has no rows, duplicate column names, infinite numbers, or a column of an unsupported type.
     """
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(x, pandas.DataFrame):
+    x = to_arrow_table(x)
+    if _is_instance(x, "pandas", "DataFrame"):
         names = tuple(map(str, x.columns))
         columns = [_convert_pandas_column(name, x.iloc[:, index]) for index, name in enumerate(names)]
-        categorical = [isinstance(dtype, pandas.CategoricalDtype) for dtype in x.dtypes]
-    elif hasattr(x, "__arrow_c_stream__"):
-        try:
-            with optional_packages("parquet"):
-                import pyarrow  # noqa: PLC0415 - optional
-        except ImportError:
-            if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":
-                return None
-            raise
-        try:
-            x = pyarrow.table(x)
-        except (TypeError, ValueError):
-            return None  # for example, a single column
+    elif _is_instance(x, "pyarrow", "Table"):
         names = tuple(x.column_names)
         columns = [_convert_arrow_column(name, x.column(index)) for index, name in enumerate(names)]
-        categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
     elif (cells := _text_rows_to_objects(x)) is not None:
         names = tuple(f"x{index}" for index in range(cells.shape[1]))
         columns = list(map(_convert_object_column, cells.T))
-        categorical = [False] * len(names)
     else:
         return None
     if not columns:
@@ -149,23 +90,64 @@ def read_frame(x: Any) -> Frame | None:
             row = int(np.argmax(np.isinf(cells)))
             got = f"{cells[row]} in {to_printable(name)}, {DEFAULT_ROW_FORMAT.format(row)}"
             raise_input_error("X", "have finite numbers, or missing ones", got, "Fill it in, or leave it out.")
-    categories = tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category)
-    return Frame(names, columns, categories, x)
+    return RowBlock.from_columns(columns, names)
 
 
-def require_numeric_frame(frame: Frame | None) -> None:
+def _is_instance(x: object, module: str, name: str) -> bool:
+    """Test whether an object is an instance of a class of an optional module, which need not be imported."""
+    return isinstance(x, getattr(sys.modules.get(module), name, ()))
+
+
+def to_arrow_table(x: Any) -> Any:
+    """Convert a frame with the Arrow PyCapsule interface, other than of pandas, to a table; return other rows as is."""
+    if not hasattr(x, "__arrow_c_stream__") or _is_instance(x, "pandas", "DataFrame"):
+        return x
+    try:
+        with optional_packages("parquet"):
+            import pyarrow  # noqa: PLC0415 - optional
+    except ImportError:
+        if hasattr(x, "__array__") and np.asarray(x).dtype.kind in "iuf":
+            return x
+        raise
+    try:
+        return pyarrow.table(x)
+    except (TypeError, ValueError):
+        return x  # for example, a single column
+
+
+def find_column_types(x: Any, rows: RowBlock, kinds: Mapping[str, str] | None) -> dict[str, str]:
+    """Validate the column types ``kinds`` that the caller has set, and add those of categorical columns of a frame x.
+
+    A categorical column counts as one if it has two or more distinct values, and one of these repeats.
+    """
+    kinds = {} if kinds is None else kinds
+    if not isinstance(kinds, Mapping):
+        must, remedy = "be a dict of names and kinds, or None", 'For example, pass {"name": "category"}.'
+        raise_input_error("column_kinds", must, type(kinds).__name__, remedy, kind=InputTypeError)
+    if kinds and rows.names is None:
+        got = "an array, whose columns have no names"
+        raise_input_error("column_kinds", "come with a data frame", got, "Pass a frame.")
+    for name, kind in kinds.items():
+        if kind not in COLUMN_TYPES:
+            must = f"name kinds of {', '.join(COLUMN_TYPES)}"
+            raise_input_error("column_kinds", must, f"{kind!r} for {name}", "Pick one of them.")
+    are_categories: list[bool] = []
+    if _is_instance(x, "pandas", "DataFrame"):
+        are_categories = [_is_instance(dtype, "pandas", "CategoricalDtype") for dtype in x.dtypes]
+    elif _is_instance(x, "pyarrow", "Table"):
+        are_categories = list(map(sys.modules["pyarrow"].types.is_dictionary, x.schema.types))
+    columns = zip(rows.names or (), rows.columns, are_categories, strict=False)
+    return {name: "category" for name, cells, flag in columns if flag and _has_repeated_level(cells)} | dict(kinds)
+
+
+def require_numeric_frame(frame: RowBlock | None) -> None:
     """Raise an InputError if a frame has text other than numbers and booleans; do nothing if there is no frame."""
-    for name, cells in () if frame is None else zip(frame.column_names, frame.columns, strict=True):
+    for name, cells in () if frame is None else zip(frame.names or (), frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
         other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain_number(cell)))
         if (cell := next(other, None)) is not None:
             got = f"{to_printable(cell)[:50]!r} in {to_printable(name)}"
             raise_input_error("X", "hold numbers, as the rows of fit did", got, "Correct it, or fit again.")
-
-
-def make_array_frame(x: np.ndarray) -> Frame:
-    """Convert numbers (n, dim) to a frame with the column names x0, x1, ... of scikit-learn."""
-    return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
 def _text_rows_to_objects(x: object) -> np.ndarray | None:
@@ -256,49 +238,6 @@ def _raise_unsupported_column_type(got: str) -> NoReturn:
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedEncoders) -> FrameEncoding:
-    """Fit a column of the inferred type, or of that in ``kinds``, to each column of a frame, and drop useless columns.
-
-    The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
-    Raises an InputError if no column can be used, or if ``kinds`` does not match the columns.
-    """
-    kinds = _validate_column_types(frame, kinds)
-    if frame.data_frame is None or (frame.is_fully_numeric and not kinds):
-        inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
-    else:
-        columns = dict(zip(frame.column_names, frame.columns, strict=True))
-        kinds = {name: "category" for name in frame.categorical_names if _has_repeated_level(columns[name])} | kinds
-        hint, argument = "column_kinds keeps it", "column_kinds"
-        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
-        inferred = list(fitted.values())
-    encoding = make_encoding(column for column, *_ in inferred if column is not None)
-    used = iter(encoding.columns)
-    summaries = [f"dropped: {reason}" if column is None else next(used).summary() for column, reason, _ in inferred]
-    summary = {} if frame.data_frame is None else dict(zip(frame.column_names, summaries, strict=True))
-    indices = [index for index, (column, *_) in enumerate(inferred) if column is not None]
-    if not indices:
-        got = "; ".join(f"{to_printable(name)} {text}" for name, text in summary.items())[:500]
-        raise_input_error("X", "have a column of use", got, "Add features, or say what they hold: column_kinds.")
-    return FrameEncoding(encoding, indices, summary)
-
-
-def _validate_column_types(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
-    """Validate the column types that the caller has set, and return them as a dict; empty for None."""
-    if kinds is None:
-        return {}
-    if not isinstance(kinds, Mapping):
-        must, remedy = "be a dict of names and kinds, or None", 'For example, pass {"name": "category"}.'
-        raise_input_error("column_kinds", must, type(kinds).__name__, remedy, kind=InputTypeError)
-    if kinds and frame.data_frame is None:
-        got = "an array, whose columns have no names"
-        raise_input_error("column_kinds", "come with a data frame", got, "Pass a frame.")
-    for name, kind in kinds.items():
-        if kind not in COLUMN_TYPES:
-            must = f"name kinds of {', '.join(COLUMN_TYPES)}"
-            raise_input_error("column_kinds", must, f"{kind!r} for {name}", "Pick one of them.")
-    return dict(kinds)
-
-
 def _has_repeated_level(cells: np.ndarray) -> bool:
     """Test whether cells (n,) have two or more distinct values, and at least one of these occurs in several rows."""
     counts = Counter(cells.tolist())
@@ -317,29 +256,24 @@ def iterate_dense_blocks(matrices: Sequence[Any], max_rows: int) -> Iterator[np.
             yield to_dense(matrix[start : start + max_rows])
 
 
-def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> dict[str, Any]:
-    """Describe a frame's columns as fields of `protonet.files.metadata.TrainingMetadata`; only the label for arrays."""
-    summary = {} if encoding is None else encoding.column_summaries
-    used = () if encoding is None else encoding.used_names or ()
-    while label in summary:  # commands need distinct names
-        label += "_"
-    dropped = tuple(name for name in summary if name not in used)
-    return {"label_column": label, "dropped_columns": dropped, "column_descriptions": summary}
+def encode_frame(
+    rows: RowBlock, encoding: Encoding, names: Sequence[str] | None, fitted_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Encode the rows of a frame with as many columns as in training, and in the same order.
 
+    Args:
+        rows: The rows.
+        encoding: The fitted columns that are used.
+        names: The names of these columns in training; None for arrays, whose columns are all used.
+        fitted_names: The names of all columns in training.
 
-def restore_frame_encoding(
-    encoding: Encoding | None, used_names: tuple[str, ...] | None, summaries: Mapping[str, str]
-) -> FrameEncoding | None:
-    """Restore the fitted columns of a frame from a model file; None without an encoding.
-
-    ``used_names`` are the names of the used columns, None for arrays. ``summaries`` has the summary of each
-    column by name, or is empty.
+    Returns:
+        The features (n, dim), and a mask (n,) bool of the rows without a known cell.
     """
-    if encoding is None:
-        return None
-    if used_names is None:
-        return FrameEncoding(encoding, list(range(len(encoding.columns))), {})
-    if not set(used_names) <= set(summaries):  # a file of a command
-        summaries = {name: column.summary() for name, column in zip(used_names, encoding.columns, strict=True)}
-    indices = {name: index for index, name in enumerate(summaries)}
-    return FrameEncoding(encoding, [indices[name] for name in used_names], dict(summaries))
+    if names is not None:
+        used_names = {*names}
+        indices = [index for index, name in enumerate(fitted_names) if name in used_names]
+        used = None if rows.names is None else tuple(rows.names[index] for index in indices)
+        rows = rows._replace(columns=[rows.columns[index] for index in indices], names=used)
+    table = convert_to_training_formats(Table(blocks=iter([rows])), encoding, argument="X")
+    return encode_block(next(table.blocks), encoding, "X"), encoding.is_uninformative(rows.columns)

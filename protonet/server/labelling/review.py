@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protonet._io import JsonDict
-from protonet.server.answers import compare_people
-from protonet.server.label_queue import MAX_SELECTED_ROWS, LabelQueue
+from protonet.server.labelling.answers import compare_people
+from protonet.server.labelling.queue import MAX_SELECTED_ROWS, LabelQueue
 
 
 @dataclass(frozen=True)

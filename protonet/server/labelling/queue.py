@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from protonet._text import plural, to_printable
-from protonet.commands.data import TableToLabel
 from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.embeddings.pictures.reading import text_to_path
 from protonet.files.metadata import TrainingMetadata
@@ -27,9 +26,12 @@ from protonet.fit.uninformative import pad_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.report import project_logits
-from protonet.server.answers import People
-from protonet.server.labels import LabelFile, LabelSession, embed_or_standardize, validate_class_name
+from protonet.server.labelling.answers import People
+from protonet.server.labelling.class_names import validate_class_name
+from protonet.server.labelling.label_file import LabelFile
+from protonet.server.labelling.session import LabelSession, embed_or_standardize
 from protonet.server.parsing import ParsedRows
+from protonet.tables.training import TrainingTable
 from protonet.ui.command_line import write_bug_report
 
 #: Number of rows to label that are selected in advance, so that no client waits.
@@ -42,7 +44,7 @@ MAX_SELECTED_ROWS = 200
 
 @dataclass
 class RowLease:
-    """The reservation of a row for one client, during which the row is not suggested to other clients."""
+    """The reservation of a row for one client: the row is not suggested to other clients."""
 
     row: int  #: Index of the row.
     reason: str  #: Why the row was suggested, as a phrase.
@@ -71,7 +73,7 @@ class LabelQueue:
     _has_changed: threading.Event = field(default_factory=threading.Event)
     _is_closed: bool = False
     _embedding: Tensor = field(init=False)  #: Embeddings (rows, dim) by the session's network.
-    _new_rows: TableToLabel | None = None  #: New features of all rows to which the network is not fitted yet, if any.
+    _new_rows: TrainingTable | None = None  #: New features of all rows to which the network is not fitted yet, if any.
 
     def __post_init__(self) -> None:
         flagged = {tuple(cells) for *cells, _ in self.flag_file.rows}
@@ -95,11 +97,9 @@ class LabelQueue:
     def suggest_row(self, client: str, person: str = "", *, second: bool = False) -> dict[str, object]:
         """Return the row that a client should label next; it stays the same until the client labels or skips it.
 
-        If ``second``, rows that other people have labelled come first, until ``person`` has answered all of them.
-
-        The dict has the keys of `progress` and `describe_row`, the ``reason`` for the suggestion, and ``second``, which
-        is true for a row that another person has labelled. If no row remains, it has the keys of `progress`, and
-        ``row`` is None.
+        If ``second``, rows that other people have labelled come first, until ``person`` has answered all of them. The
+        dict has the keys of `progress` and `describe_row`, the ``reason`` for the suggestion, and ``second``: whether
+        another person has labelled the row. If no row remains, it has the keys of `progress`, and ``row`` is None.
         """
         now = time.monotonic()
         lease = self._leases.get(client)
@@ -157,7 +157,7 @@ class LabelQueue:
             self._wake_fit_thread(client)
         self.people.record_label(self.session.cells[row], person, name)
 
-    def add_rows(self, cells: Sequence[list[str]], rows: TableToLabel) -> None:
+    def add_rows(self, cells: Sequence[list[str]], rows: TrainingTable) -> None:
         """Append new rows with the given cells to the table; ``rows`` has the features of all old and new rows."""
         with self._lock:
             self.session.cells.extend(cells)
@@ -360,7 +360,7 @@ class LabelQueue:
         """Build a model with the network that was fitted last; raise an HTTPException if no network is fitted yet."""
         return self._build_pipeline(*self._require_network("model"))
 
-    def _build_pipeline(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
+    def _build_pipeline(self, network: PrototypeNetwork, rows: TrainingTable) -> TablePipeline:
         """Build a model from a network; its metadata have the number of labelled rows of each class without cells."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = TrainingMetadata() if self.initial_model is None else self.initial_model.metadata
@@ -373,7 +373,7 @@ class LabelQueue:
             network=network, classes=names, columns=rows.columns, metadata=metadata, encoding=rows.encoding
         )
 
-    def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:
+    def _predict(self, network: PrototypeNetwork, rows: TrainingTable, indices: Tensor) -> Tensor:
         """Compute logits (n, num_classes) of rows ``indices`` (n,); rows without any cell get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         mask = rows.uninformative_mask[indices]
@@ -388,16 +388,16 @@ class LabelQueue:
         return () if self.initial_model is None else tuple(map(str, self.initial_model.classes))
 
     @property
-    def latest_rows(self) -> TableToLabel:
+    def latest_rows(self) -> TrainingTable:
         """The latest features of all rows; the current network may have been fitted to earlier features."""
         return self._new_rows or self.session.rows
 
-    def replace_rows(self, rows: TableToLabel) -> None:
+    def replace_rows(self, rows: TrainingTable) -> None:
         """Replace the features of all rows; the background thread then fits the network to the new features."""
         self._new_rows = rows
         self._wake_fit_thread(None)
 
-    def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, TableToLabel]:
+    def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, TrainingTable]:
         """Return the network and the table; if no network is fitted, raise an HTTPException that names ``purpose``."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
@@ -466,9 +466,7 @@ class LabelQueue:
     def _run_fit_loop(self) -> None:
         """Fit the network whenever labels or features have changed, until the context of `fit_in_background` ends."""
         fitted = len(self.session.labelled)
-        # Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted
-        # again.
-        labels_per_refit = 5
+        labels_per_refit = 5  # new labels after which the network is fitted again; an initial model never is
         while True:
             self._has_changed.wait()
             if self._is_closed:
