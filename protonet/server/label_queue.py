@@ -466,9 +466,7 @@ class LabelQueue:
     def _run_fit_loop(self) -> None:
         """Fit the network whenever labels or features have changed, until the context of `fit_in_background` ends."""
         fitted = len(self.session.labelled)
-        # Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted
-        # again.
-        labels_per_refit = 5
+        labels_per_refit = 5  # new labels until the next fit; an initial model (``--model``) is never fitted again
         while True:
             self._has_changed.wait()
             if self._is_closed:
