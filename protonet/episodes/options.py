@@ -14,7 +14,13 @@ from typing import Any, NamedTuple, NoReturn
 from protonet._validation import check_device
 from protonet.commands.options import REPORT_SUFFIXES
 from protonet.episodes import names
-from protonet.episodes.settings import EvaluationSettings, TrainingPlan, parse_integer_range, parse_shots
+from protonet.episodes.settings import (
+    EvaluationSettings,
+    TrainingPlan,
+    format_setting,
+    parse_integer_range,
+    parse_shots,
+)
 from protonet.errors import InputError, optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import CommandParser, check_known_name, check_output_path, parse_integer
 from protonet.ui.options import (
@@ -89,7 +95,7 @@ def parse_preset(options: argparse.Namespace, words: Sequence[str]) -> argparse.
             value = getattr(both, error.argument)
             if value == getattr(options, error.argument):  # the user's, not the preset's
                 raise
-            got = f"{options.preset}, which has `{error.argument}` {value}"
+            got = f"{options.preset}, which has `{error.argument}` {format_setting(value)}"
             kind = "`test_dataset`" if settings.test_dataset else f"`protocol` {settings.protocol}"
             raise_input_error("preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     return both
