@@ -17,8 +17,8 @@ from pkgutil import resolve_name
 
 from protonet.episodes.names import EVALUATE_PROG, format_presets
 from protonet.episodes.options import (
-    COMMANDS,
-    EvaluateOptions,
+    EPISODE_COMMANDS,
+    EvaluationOptions,
     check_evaluate_options,
     make_parser,
     parse_command,
@@ -54,15 +54,15 @@ other commands:
 several processes, with the same results:\n  torchrun --nproc-per-node 2 -m protonet.episodes ..."""
 
 
-@name_options_in_errors(EvaluateOptions)
+@name_options_in_errors(EvaluationOptions)
 def run_evaluate_command(words: Sequence[str] | None) -> None:
     """Run evaluations from their command line, or print methods, presets or classes if an option asks for them."""
     words = words or ()
     if words and not words[0].startswith("-"):
-        check_known_name("command", words[0], RUN_FUNCTIONS)
+        check_known_name("command", words[0], SUBCOMMAND_FUNCTIONS)
     parser = make_parser()
     parser.write_appendix = _format_help_appendix
-    options = parse_options(parser, EvaluateOptions, words)
+    options = parse_options(parser, EvaluationOptions, words)
     listing_flags = (options.list_methods, options.list_presets, options.class_lists)
     if any(listing_flags):
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - torch takes a second
@@ -93,7 +93,7 @@ def _print_traceback_of_cause(*, shown: bool) -> Iterator[None]:
 
 #: The function below `protonet.episodes` that runs each further command; its module is imported after the options are
 #: checked.
-RUN_FUNCTIONS = {
+SUBCOMMAND_FUNCTIONS = {
     "train": "training.train:run_train",
     "compare": "evaluation.several:run_compare",
     "extract": "features.extract:run_extract",
@@ -102,17 +102,17 @@ RUN_FUNCTIONS = {
 
 
 def run_subcommand(name: str, words: Sequence[str] | None) -> None:
-    """Run a command of ``RUN_FUNCTIONS`` from its command line."""
-    with name_options_in_errors(COMMANDS[name].options_type):
+    """Run a command of ``SUBCOMMAND_FUNCTIONS`` from its command line."""
+    with name_options_in_errors(EPISODE_COMMANDS[name].options_type):
         options = parse_command(name, words or ())
-        run_with_options = resolve_name(f"protonet.episodes.{RUN_FUNCTIONS[name]}")
+        run_with_options = resolve_name(f"protonet.episodes.{SUBCOMMAND_FUNCTIONS[name]}")
         with _print_traceback_of_cause(shown=getattr(options, "traceback", False)):
             run_with_options(options)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command of ``RUN_FUNCTIONS`` that the first argument names, or an evaluation; return the exit code."""
-    name, *words = arguments if arguments and arguments[0] in RUN_FUNCTIONS else ("", *arguments)
+    """Run the subcommand that the first argument names, or an evaluation; return the exit code."""
+    name, *words = arguments if arguments and arguments[0] in SUBCOMMAND_FUNCTIONS else ("", *arguments)
 
     if not name:
         return run_command(EVALUATE_PROG, run_evaluate_command, words)

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple, NoReturn
 from protonet._validation import check_device
 from protonet.commands.options import REPORT_SUFFIXES
 from protonet.episodes import names
-from protonet.episodes.settings import EvaluationSettings, TrainingPlan, parse_integer_range, parse_shots
+from protonet.episodes.settings import (
+    EvaluationSettings,
+    TrainingPlan,
+    format_setting,
+    parse_integer_range,
+    parse_shots,
+)
 from protonet.errors import InputError, optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import CommandParser, check_known_name, check_output_path, parse_integer
 from protonet.ui.options import (
@@ -74,14 +80,14 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(OutputOptions, EvaluationSettings):
+class EvaluationOptions(OutputOptions, EvaluationSettings):
     """The options of an evaluation, of several data sets and numbers of shots."""
 
 
 def parse_preset(options: argparse.Namespace, words: Sequence[str]) -> argparse.Namespace:
     """Parse the ``words`` of a command line after those of the preset that it names; ``options`` are without it."""
     preset = names.PRESETS[check_known_name("--preset", options.preset, names.PRESETS)].options.split()
-    both = parse_options(make_parser(), EvaluateOptions, [*preset, *words])
+    both = parse_options(make_parser(), EvaluationOptions, [*preset, *words])
     for settings in split_evaluations(both):
         try:
             settings.check_protocol()
@@ -89,7 +95,7 @@ def parse_preset(options: argparse.Namespace, words: Sequence[str]) -> argparse.
             value = getattr(both, error.argument)
             if value == getattr(options, error.argument):  # the user's, not the preset's
                 raise
-            got = f"{options.preset}, which has `{error.argument}` {value}"
+            got = f"{options.preset}, which has `{error.argument}` {format_setting(value)}"
             kind = "`test_dataset`" if settings.test_dataset else f"`protocol` {settings.protocol}"
             raise_input_error("preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     return both
@@ -354,7 +360,7 @@ def check_extract_options(options: ExtractOptions) -> None:
         raise_input_error("template", "have one {} for the name", repr(bad[0]), remedy)
 
 
-class Command(NamedTuple):
+class EpisodeCommand(NamedTuple):
     """A command: its options, the texts of its help, and the function that raises an error for invalid options."""
 
     options_type: type
@@ -364,9 +370,9 @@ class Command(NamedTuple):
 
 
 #: By name; the evaluation has no name, and is checked by `check_evaluate_options`.
-COMMANDS = {
-    "": Command(
-        EvaluateOptions,
+EPISODE_COMMANDS = {
+    "": EpisodeCommand(
+        EvaluationOptions,
         "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
         (
             "--dataset glyphs --shot 1,5 --method protonet simpleshot bd-cspn",
@@ -374,7 +380,7 @@ COMMANDS = {
             "train -o encoder.safetensors; then --encoder encoder.safetensors",
         ),
     ),
-    "train": Command(
+    "train": EpisodeCommand(
         TrainOptions,
         "Meta-train an encoder on base classes; the weights best on validation classes are kept.",
         (
@@ -384,13 +390,13 @@ COMMANDS = {
         ),
         check_train_options,
     ),
-    "compare": Command(
+    "compare": EpisodeCommand(
         CompareOptions,
         "Compare the methods of several runs in pairs, on the episodes that all runs have.",
         (),
         check_compare_options,
     ),
-    "extract": Command(
+    "extract": EpisodeCommand(
         ExtractOptions,
         "Embed pictures by a network, and write the features to a file that --dataset reads.",
         (
@@ -400,7 +406,7 @@ COMMANDS = {
         ),
         check_extract_options,
     ),
-    "paper": Command(
+    "paper": EpisodeCommand(
         PaperOptions,
         "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
         "of each query, and a text for the appendix. An interrupted run continues where it stopped.",
@@ -415,8 +421,8 @@ COMMANDS = {
 
 
 def make_parser(name: str = "") -> CommandParser:
-    """Make the parser of a command of ``COMMANDS``."""
-    command, program = COMMANDS[name], f"{names.EVALUATE_PROG} {name}".rstrip()
+    """Make the parser of a command of ``EPISODE_COMMANDS``."""
+    command, program = EPISODE_COMMANDS[name], f"{names.EVALUATE_PROG} {name}".rstrip()
     examples = [f"python -m {program} {example}" for example in command.examples]
     parser = CommandParser(program, command.description, examples)
     add_options(parser, command.options_type)
@@ -424,8 +430,8 @@ def make_parser(name: str = "") -> CommandParser:
 
 
 def parse_command(name: str, words: Sequence[str]) -> Any:
-    """Parse and check the options of a command of ``COMMANDS``, as an instance of its dataclass."""
-    command = COMMANDS[name]
+    """Parse and check the options of a command of ``EPISODE_COMMANDS``, as an instance of its dataclass."""
+    command = EPISODE_COMMANDS[name]
     options: Any = make_options(command.options_type, parse_options(make_parser(name), command.options_type, words))
     command.check(options)
     return options

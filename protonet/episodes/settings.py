@@ -57,6 +57,13 @@ def _parse_way(argument: str, text: str) -> tuple[int, int] | str:
     return text if text == "all" else parse_integer_range(argument, text, low=2)
 
 
+def format_setting(value: object) -> str:
+    """Format the value of a setting as on the command line, such as ``5-20`` for (5, 20)."""
+    if isinstance(value, list):
+        return ",".join(map(format_setting, value))
+    return "-".join(map(str, dict.fromkeys(value))) if isinstance(value, tuple) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
     """The settings of an evaluation that determine its rows; those of `EvaluationSettings`, which describes them."""
@@ -252,9 +259,7 @@ class EvaluationSettings(RowSettings):
             raise_input_error("way", f"be a number or a span with {kind}", "all", "Pass a number.")
         if (name := self.find_unused()) is not None:
             remedy = "Leave it out." if name != "hierarchy" else "Pass `protocol` meta-dataset."
-            value = getattr(self, name)
-            got = "-".join(map(str, dict.fromkeys(value))) if isinstance(value, tuple) else value  # a span such as 5-20
-            raise_input_error(name, f"be left out with {kind}", got, remedy)
+            raise_input_error(name, f"be left out with {kind}", format_setting(getattr(self, name)), remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

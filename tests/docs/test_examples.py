@@ -28,8 +28,7 @@ from sklearn.datasets import load_wine
 from protonet import __main__ as library
 from protonet.commands import arguments as commands
 from protonet.episodes import __main__ as episodes
-from protonet.episodes.options import COMMANDS as COMMANDS_OF_EPISODES
-from protonet.episodes.options import make_parser
+from protonet.episodes.options import EPISODE_COMMANDS, make_parser
 from protonet.episodes.training import tasks
 from tests.datasets import trees
 from tests.docs.outputs import NAMES, PAGES, ROOT, is_same, read_blocks, read_commands, read_extras
@@ -256,7 +255,7 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             assert not words or words[0] in commands.COMMANDS
             check_options("protonet", words[:1] if len(words) == 1 else words)
         case ["python", "-m", "protonet.episodes", *words] | ["torchrun", _, _, "-m", "protonet.episodes", *words]:
-            subcommand = words.pop(0) if words and words[0] in COMMANDS_OF_EPISODES else ""
+            subcommand = words.pop(0) if words and words[0] in EPISODE_COMMANDS else ""
             make_parser(subcommand).parse_args(words)
         case ["python", "-m", "solution.pack" | "analysis" as module, *words]:
             check_options(module, words)

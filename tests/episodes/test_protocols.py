@@ -317,6 +317,7 @@ def test_errors(command: Command) -> None:
         ("--shot 1,1", "`--shot` must have each value once; got '1,1'"),
         ("--shot 1,2 --plot a.png", "`--plot` must be of one data set and one `--shot`; got 2 evaluations"),
         ("--preset no", "`--preset` must be one of mini-imagenet, "),
+        ("--preset metaopt --protocol meta-dataset", "got metaopt, which has `--way` 5. Leave one of the two out"),
     ):
         plain = not any(word in arguments for word in ("--query", "--test-dataset", "meta-dataset"))
         command.refuses(message, "--dataset all.npz --episodes 3", "--query 3" if plain else "", arguments)

@@ -71,14 +71,24 @@ def _compute_descriptor_parts(x: Tensor) -> dict[str, Tensor]:
     gradients = _compute_gradients(x)
     deviation, mean = torch.std_mean(grey, dim=(1, 2), keepdim=True)
     first, second = _scattering_coefficients((grey - mean) / (deviation + contrast_offset))
+    # No part is the best one everywhere, and cross-validation shows which are useful. In the comments: the accuracy of
+    # a part alone on 20 pictures per class, beside that of raw pixels (docs/decisions/pictures.md).
     return {
+        # Shapes at any position, without the sign of their contrast: 70 %, pixels 22 %.
         "outline": _orientation_histograms(*gradients, n_half_turn_bins, math.pi, small_cell_side),
+        # Signed gradients of large areas: also 72 % of shapes, and 76 % of surfaces instead of 72 %.
         "layout": _orientation_histograms(*gradients, n_full_turn_bins, 2 * math.pi, large_cell_side),
+        # Where edges are, in 4 x 4 cells: 97 % of glyphs, pixels 75 %.
         "responses": first.sqrt(),
+        # Filters of filters by their relative rotation: the best part on average, 74 %, pixels 50 %.
         "figure": torch.fft.rfft(second, dim=-1).abs().flatten(1),
+        # The mean over rotations gains on surfaces, 95 % instead of 92 %, and loses on shapes.
         "texture": second.mean(dim=-1).flatten(1).sqrt(),
+        # All of the surfaces, pixels 76 %.
         "neighbours": _binary_pattern_histograms(grey),
+        # Alone they fail on shapes; photographs have 93 %, pixels 68 %.
         "colours": _colour_histogram(opponent),
+        # The one part for classes of a hue: 69 %, pixels 31 %.
         "hues": _hue_histogram(opponent),
     }
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from protonet.episodes.methods.common import cosines, minimize_by_adam, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
-from protonet.episodes.networks.augmentation import NOISE_STD, draw_affine_maps, infer_image_shape, warp_images
+from protonet.episodes.networks.augmentation import ROW_NOISE_STD, draw_affine_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, LinearHead, use_support_statistics
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
@@ -244,7 +244,7 @@ def finetune(
             changed: Tensor = warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1))
             return changed.reshape(support.shape)
         noise = torch.randn(n_support, dim, generator=generator).to(support.device)
-        return support + NOISE_STD * support.std(dim=1, correction=0, keepdim=True) * noise
+        return support + ROW_NOISE_STD * support.std(dim=1, correction=0, keepdim=True) * noise
 
     def finetune_and_classify(support: Tensor, hot: Tensor, query: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed)

@@ -64,7 +64,7 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False).flatten(1)
 
 
-NOISE_STD = 0.3  #: Of rows other than images: standard deviation of the noise, divided by that of each feature.
+ROW_NOISE_STD = 0.3  #: Of rows other than images: standard deviation of the noise, divided by that of each feature.
 
 
 def augment_rows(x: Tensor, stds: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
@@ -86,6 +86,6 @@ def augment_rows(x: Tensor, stds: Tensor | None, generator: torch.Generator, *, 
     """
     rows_of_batch = slice(first, first + len(x))
     if stds is not None:
-        return x + NOISE_STD * stds * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+        return x + ROW_NOISE_STD * stds * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
     shape = infer_image_shape(x.shape[1])
     return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

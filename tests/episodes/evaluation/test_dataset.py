@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def test_the_function_agrees_with_the_command(command: Command, options: str, ar
     evaluation = evaluate_dataset(dataset="x.npz", method=["protonet", "simpleshot"], episodes=300, **EASY, **arguments)
     assert json.loads(json.dumps(evaluation.to_dict())) == written
     assert format_evaluation(evaluation) == command.printed
+
+
+def test_a_setting_has_one_name_everywhere() -> None:
+    """Options, arguments in Python, the sampler's fields and JSON: only what follows from the data has further keys."""
+    known = {field.name for field in fields(EvaluationSettings)}
+    assert {field.name for field in fields(EpisodeConfig)} - known == {"n_training_rows"}
+    assert {field.name for field in fields(FixedSplit)} - known == {"n_training_rows"}
+    evaluation = evaluate_dataset(dataset="x.npz", method=["protonet"], episodes=5, records=True, **EASY)
+    assert evaluation.summary.settings.keys() <= known
+    assert evaluation.summary.settings["episodes"] == 5
+    generalized = evaluate_dataset(dataset="x.npz", method=["protonet"], episodes=5, protocol="generalized", **EASY)
+    assert generalized.summary.settings.keys() - known == {"base_classes", "kind"}
 
 
 def test_data_in_memory_and_functions_as_methods() -> None:

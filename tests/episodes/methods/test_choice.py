@@ -315,3 +315,18 @@ def test_bounds_of_numbers_are_shown_and_checked() -> None:
         for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
             with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
                 parse_method_settings("own", method, texts)
+
+
+def test_a_file_runs_once_until_it_changes(tmp_path: Path) -> None:
+    """Several evaluations name the same plug-in, which may be slow to load."""
+    path, log = tmp_path / "mine.py", tmp_path / "log"
+    text = f"with open({str(log)!r}, 'a') as file:\n    file.write('x')\ndef own(episodes):\n    return episodes\n"
+    for content, n_runs in ((text, 1), (text, 1), (f"{text}# changed\n", 2)):
+        path.write_text(content, encoding="utf-8")
+        choose_method(f"{path}:own")
+        assert log.read_text(encoding="utf-8") == "x" * n_runs
+    path.write_text(f"{text}raise ValueError\n", encoding="utf-8")
+    for n_runs in (3, 4):  # a file that fails is run again
+        with pytest.raises(ValueError, match="must be in a file that runs"):
+            choose_method(f"{path}:own")
+        assert log.read_text(encoding="utf-8") == "x" * n_runs

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
 from protonet.episodes.names import HEAD_INITS
-from protonet.episodes.networks.augmentation import NOISE_STD, draw_affine_maps, warp_images
+from protonet.episodes.networks.augmentation import ROW_NOISE_STD, draw_affine_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import TRAINED, core_rows, cosines, make_trained, make_trained_episodes, means_of, trained_of
@@ -134,7 +134,7 @@ def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool)
             changed = support
             if augment and backbone == "mlp":
                 noise = torch.randn(support.shape, generator=generator)
-                changed = support + NOISE_STD * support.std(dim=0, correction=0) * noise
+                changed = support + ROW_NOISE_STD * support.std(dim=0, correction=0) * noise
             elif augment:
                 changed = warp_images(support, draw_affine_maps(len(support), generator))
             optimizer.zero_grad()

@@ -21,7 +21,7 @@ from protonet.episodes.networks.augmentation import (
     MAX_LOG_STRETCH,
     MAX_ROTATION_RADIANS,
     MAX_SHIFT,
-    NOISE_STD,
+    ROW_NOISE_STD,
     augment_rows,
     draw_affine_maps,
     infer_image_shape,
@@ -249,7 +249,7 @@ def test_a_row_is_augmented_alike_in_any_part_of_the_batch(images_too: bool) -> 
     torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), full[2:5])
     if spread is not None:
         assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
-        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - NOISE_STD) < 0.03
+        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - ROW_NOISE_STD) < 0.03
 
 
 def test_affine_maps_stay_within_the_recipe() -> None:
