@@ -57,7 +57,7 @@ def prepare_labelled_rows(
         rows, labels = rows.select_rows(chosen) if isinstance(rows, frames.Frame) else rows[chosen], labels[chosen]
     if reset and isinstance(rows, frames.Frame):
         selection = SelectedEncoders.from_names(estimator.representation, show_progress=bool(estimator.verbose))
-        encoding = frames.fit_frame_columns(rows, estimator.column_kinds, selection)
+        encoding = frames.fit_frame_columns(rows, estimator.column_kinds, selection, labels)
     features, uninformative_mask = encode_rows(rows, encoding)
     x, classes = frames.to_dense(features), np.unique(labels)
     return LabelledRows(

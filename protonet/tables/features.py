@@ -21,7 +21,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import (
     Encoding,
     InferredType,
-    drop_names,
+    find_useless_names,
     fit_column_as,
     infer_column_type,
     is_free_text,
@@ -103,6 +103,7 @@ def fit_features(
         selection=selection,
         decimal=decimal,
         has_semicolons=table.has_semicolons,
+        labels=block.labels,
     )
     fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
     dropped = tuple(name for name in inferred if name not in fitted)
@@ -147,11 +148,13 @@ def fit_columns(
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
     has_semicolons: bool = False,
+    labels: np.ndarray | None = None,
 ) -> dict[str, InferredType]:
     """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
     The arguments are those of `fit_features`; ``argument`` is the name of ``column_types`` in error messages. If the
-    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark.
+    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark. The ``labels`` (n,), "" if
+    unlabelled, only decide whether columns of proper names are used; without them, these are dropped.
     """
     for name in column_types:
         if name not in columns:
@@ -191,8 +194,9 @@ def fit_columns(
             text = Text.fit(columns[name])
             if text.feature_name_suffixes or selection.text_encoder_name is not None:
                 inferred[name] = InferredType(text, is_text=True)
-    inferred = drop_names(inferred, columns, column_types)
-    return _fit_text_and_picture_columns(inferred, columns, selection)
+    fitted = _fit_text_and_picture_columns(inferred, columns, selection)
+    dropped = find_useless_names(fitted, columns, column_types, labels)
+    return _fit_text_and_picture_columns({**inferred, **dropped}, columns, selection) if dropped else fitted
 
 
 def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:

@@ -256,7 +256,9 @@ def _raise_unsupported_column_type(got: str) -> NoReturn:
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedEncoders) -> FrameEncoding:
+def fit_frame_columns(
+    frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedEncoders, labels: np.ndarray | None = None
+) -> FrameEncoding:
     """Fit a column of the inferred type, or of that in ``kinds``, to each column of a frame, and drop useless columns.
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
@@ -269,7 +271,7 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
         columns = dict(zip(frame.column_names, frame.columns, strict=True))
         kinds = {name: "category" for name in frame.categorical_names if _has_repeated_level(columns[name])} | kinds
         hint, argument = "column_kinds keeps it", "column_kinds"
-        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
+        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection, labels=labels)
         inferred = list(fitted.values())
     encoding = make_encoding(column for column, *_ in inferred if column is not None)
     used = iter(encoding.columns)
