@@ -46,8 +46,9 @@ def prepare_labelled_rows(
     if reset and isinstance(rows, RowBlock):
         types, verbose = frames.find_column_types(X, rows, estimator.column_kinds), bool(estimator.verbose)
         encoders = estimator.representation
+        # Labels decide whether columns of proper names are used.
         table = TrainingTable.from_frame(
-            rows, indices.numpy(), classes, types, encoders=encoders, show_progress=verbose
+            rows._replace(labels=labels), indices.numpy(), classes, types, encoders=encoders, show_progress=verbose
         )
     else:
         features, mask = encode_rows(rows, fitted)

@@ -386,7 +386,7 @@ def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) ->
     """Format the number of missing cells per column as a list of at most one note; empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
-        test = is_missing_or_missing_word if column.column_type in {"number", "date"} else is_missing
+        test = is_missing_or_missing_word if column.column_type in {"number", "numbers", "date"} else is_missing
         if missing := int(test(cells).sum()):
             counts.append(f"{missing} of {len(cells)} in {to_printable(name)}")
     return [f"missing values: {', '.join(counts)}"] if counts else []

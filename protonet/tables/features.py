@@ -20,7 +20,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import (
     Encoding,
     InferredType,
-    drop_names,
+    find_useless_names,
     fit_column_as,
     infer_column_type,
     is_free_text,
@@ -85,7 +85,13 @@ def fit_encoding(
         return block, encoding, dict(zip(block.names or (), summaries, strict=block.names is not None)), []
     cells = dict(zip(block.names, block.columns, strict=True))
     inferred = fit_columns(
-        cells, column_types, keep_hint=keep_hint, selection=selection, decimal=decimal, has_semicolons=has_semicolons
+        cells,
+        column_types,
+        keep_hint=keep_hint,
+        selection=selection,
+        decimal=decimal,
+        has_semicolons=has_semicolons,
+        labels=block.labels if len(block.labels) else None,
     )
     fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
     reasons = {name: reason for name, (column, reason, _) in inferred.items() if column is None}
@@ -122,11 +128,13 @@ def fit_columns(
     selection: SelectedEncoders = NO_ENCODERS,
     decimal: str | None = None,
     has_semicolons: bool = False,
+    labels: np.ndarray | None = None,
 ) -> dict[str, InferredType]:
     """Infer the type of each column of a table; return, by name, a fitted column of this type or a reason to drop it.
 
-    The arguments are those of `fit_encoding`. If the file ``has_semicolons`` between cells, the comma of "1,234" is a
-    decimal mark.
+    The arguments are those of `fit_encoding`. If the
+    file ``has_semicolons`` between cells, the comma of "1,234" is a decimal mark. The ``labels`` (n,), "" if
+    unlabelled, only decide whether columns of proper names are used; without them, these are dropped.
     """
     for name in column_types:
         if name not in columns:
@@ -168,8 +176,9 @@ def fit_columns(
             text = Text.fit(columns[name])
             if text.feature_name_suffixes or selection.text_encoder_name is not None:
                 inferred[name] = InferredType(text, is_text=True)
-    inferred = drop_names(inferred, columns, column_types)
-    return _fit_text_and_picture_columns(inferred, columns, selection)
+    fitted = _fit_text_and_picture_columns(inferred, columns, selection)
+    dropped = find_useless_names(fitted, columns, column_types, labels)
+    return _fit_text_and_picture_columns({**inferred, **dropped}, columns, selection) if dropped else fitted
 
 
 def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:

@@ -81,6 +81,10 @@ def describe_numeric_formats(
         marks = meanings.get(column.format, {})
         if ambiguous_points and column.format == "plain" and quantities.have_ambiguous_points(cells):
             marks = {".": "a decimal point"}
+        if word := next(filter(quantities.find_bound, cells), ""):
+            meaning = "words for values beyond their range"
+            names.setdefault(meaning, []).append(to_printable(name))
+            examples.setdefault(meaning, f"{word!r} is {column.to_numeric(np.array([word], object))[0]:.10g}")
         for mark, meaning in marks.items():
             cell = next((cell for cell in cells if mark in cell), "")
             if not math.isnan(value := quantities.parse_numeric(cell, column.format)):

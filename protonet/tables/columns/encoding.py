@@ -294,33 +294,61 @@ def are_identifiers(distinct: Sequence[str]) -> bool:
     return not has_spaces and with_digits > min_fraction and decimals <= min_fraction and not has_prefixes
 
 
-def drop_names(
-    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], column_types: Mapping[str, str]
+def find_useless_names(
+    fitted: Mapping[str, InferredType],
+    columns: Mapping[str, np.ndarray],
+    column_types: Mapping[str, str],
+    labels: np.ndarray | None,
 ) -> dict[str, InferredType]:
-    """Drop the columns of proper names from a table that has other columns; those with a type of the user are kept."""
-    names = [
-        name
-        for name, inferred_type in inferred.items()
-        if inferred_type.is_text and name not in column_types and are_names(format_cells(columns[name]).tolist())
-    ]
-    others = [name for name, (column, *_) in inferred.items() if column is not None and name not in names]
-    reason = "names, which differ in nearly every row (`column_type` NAME=text keeps them)"
-    return {**inferred, **(dict.fromkeys(names, InferredType(None, reason)) if others else {})}
+    """Find the columns of proper names that do not tell the labels (n,) of held-out rows; return them as dropped.
+
+    The result is empty if the table has no other column. Columns with a type of the user are kept.
+    """
+    reason = "names, which differ in nearly every row and do not tell the class (`column_type` NAME=text keeps them)"
+    names = {
+        name: InferredType(None, reason)
+        for name, (column, _, is_text) in fitted.items()
+        if is_text
+        and column is not None
+        and name not in column_types
+        and are_names(format_cells(columns[name]).tolist())
+        and (labels is None or not predicts_labels(column.encode(columns[name]), labels))
+    }
+    has_others = any(column is not None and name not in names for name, (column, *_) in fitted.items())
+    return names if has_others else {}
+
+
+def predicts_labels(x: np.ndarray, labels: np.ndarray) -> bool:
+    """Test whether features (n, dim) predict the labels (n,) of left-out rows better than chance, by ridge regression.
+
+    Source: Allen, "The relationship between variable selection and data augmentation" (1974), for the left-out errors.
+    """
+    max_rows, min_deviations = 1000, 1.645  # a one-sided test at 5 % against the most frequent class
+    rows = np.flatnonzero(labels.astype(str) != "")
+    rows = rows[:: max(1, -(-len(rows) // max_rows))]
+    classes, y = np.unique(labels[rows], return_inverse=True)
+    if len(classes) < 2:
+        return False
+    centred = (x[rows] - x[rows].mean(axis=0)).astype(np.float64)
+    gram = centred @ centred.T
+    hat = np.linalg.solve(gram + (np.trace(gram) / len(rows) + 1e-12) * np.eye(len(rows)), gram)
+    targets = np.eye(len(classes))[y] - np.bincount(y) / len(rows)
+    leverage = np.diag(hat) + 1 / len(rows)  # of a model with an intercept
+    left_out = targets - (targets - hat @ targets) / (1 - leverage)[:, None]
+    chance = np.bincount(y).max() / len(rows)
+    accuracy = (left_out.argmax(axis=1) == y).mean()
+    return bool(accuracy > chance + min_deviations * np.sqrt(chance * (1 - chance) / len(rows)))
 
 
 def are_names(cells: Sequence[str]) -> bool:
-    """Test whether cells are proper names: few words, nearly all distinct, capitalised or codes, few words shared."""
+    """Test whether cells are proper names: few words without digits, capitalised, nearly all distinct, few shared."""
     min_distinct_fraction, max_words, min_name_fraction, max_shared_fraction = 0.9, 4, 0.8, 0.5
     present = [cell for cell in cells if cell]
     words = [[word for word in re.split(r"[\s,]+", cell) if len(word) > 1] for cell in present]
     counts = Counter(word.casefold() for row in words for word in set(row))
-    n_named = sum(
-        any(map(str.isalpha, "".join(row))) and all(word[0] != word[0].lower() or word[0].isdigit() for word in row)
-        for row in words
-    )
-    min_rows = max(
-        3, 0.08 * len(present)
-    )  # with a shared word, such as a make of cars; fewer have a first name by chance
+    # Codes with digits are no names: their parts may say something, unless `are_identifiers`.
+    n_named = sum(all(word[0] != word[0].lower() and not any(map(str.isdigit, word)) for word in row) for row in words)
+    min_rows = max(3, 0.08 * len(present))  # with a word, such as a make of cars; fewer share a first name by chance
     n_shared = sum(any(counts[word.casefold()] >= min_rows for word in row) for row in words)
     return (
         len(set(present)) >= min_distinct_fraction * len(present)

@@ -204,6 +204,10 @@ class Numeric(OrderedColumn):
         numeric = parse_numeric_column(cells, self.format, self.unit or None)
         if cells.dtype.kind == "O" and not self.unit and abs(self.mean) + self.scale < 1:
             numeric[["%" in cell for cell in cells]] /= 100
+        if cells.dtype.kind == "O" and not self.unit and self.format in {"plain", "point", "comma"}:
+            rows = np.flatnonzero(np.isnan(numeric) & (cells != ""))  # flags and words that training rows lack
+            annotated = "comma annotated" if self.format == "comma" else "annotated"
+            numeric[rows] = parse_numeric_column(cells[rows], annotated)
         return _fill_words_beyond_range(numeric, cells, self.lowest, self.highest)
 
     @property

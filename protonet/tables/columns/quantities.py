@@ -51,7 +51,7 @@ _MIXED_NUMBER = re.compile(r"(-?)(?:(\d+)[\s-])?(\d{1,2})/([234568]|10|12|16|32|
 _NUMBER_IN_TEXT = {
     mark: re.compile(
         rf"(?<![a-zà-ӿ\d])(?<!\d\{point})(?:(?<![\d)])[-+])?(?:[1-9]\d{{0,2}}(?:\{comma}\d{{3}})+(?!\d)|\d+)"
-        rf"(?:\{point}\d+)?(?:e[-+]?\d+)?",
+        rf"(?:\{point}\d+)?(?:e[-+]?\d{{1,2}}(?!\w))?",
         re.IGNORECASE,
     )
     for mark, point, comma in (("point", ".", ","), ("comma", ",", "."))

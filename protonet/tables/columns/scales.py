@@ -91,11 +91,6 @@ _SEQUENCES = {
     "cinq|quint|vijf|piąt|пят|第五",
     "experience": "novice|none;beginner|anfäng|début|princip|inici|basic;junior;intermed|fortgeschr|interm;advanced|"
     "avanc|avanz|erfahren|senior;expert|exp|profi|master",
-    "metal": "bronze|bronce;silver|silber|argent|plata|prata;gold|or\\b|oro|ouro;platin;diam",
-    "daytime": "dawn|early;morning|morgen|matin|mañana|manh;noon|mittag|midi;afternoon|nachm|après|tarde|pomer;"
-    "evening|abend|soir|sera;night|nacht|nuit|noche|noite|notte",
-    "age": "infant|baby|säug;toddler|klein;child|kind|enfant|niñ|crian|bamb|dziec|реб;teen|jugend|adolesc|youth|"
-    "young;adult|erwachs|volw|doros|взросл;middle;senior|elder|aged|old",
 }
 _PLACES = {
     name: [re.compile(rf"(?:{place})", re.IGNORECASE) for place in text.split(";")] for name, text in _SEQUENCES.items()

@@ -10,7 +10,13 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type, is_free_text
+from protonet.tables.columns.encoding import (
+    TYPE_INFERENCE,
+    fit_column_as,
+    infer_column_type,
+    is_free_text,
+    predicts_labels,
+)
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.features import fit_columns
 
@@ -220,3 +226,35 @@ def test_names_are_dropped_beside_other_columns() -> None:
         assert (inferred.column is None) == is_dropped
         assert is_dropped == inferred.drop_reason.startswith("names, which differ in nearly every row")
         assert fit_columns(columns, {"a": "text"}, keep_hint=None)["a"].column is not None
+
+
+def test_names_that_tell_the_labels_are_kept() -> None:
+    syllables = {"north": ["ska", "vik", "bjo", "sten"], "south": ["rio", "llo", "ena", "cha"]}
+    labels = np.array([*syllables] * (N // 2))
+    cells = [" ".join("".join(RNG.choice(syllables[label], 3)).capitalize() for _ in "ab") for label in labels]
+    columns = {"a": objects(cells), "x": np.arange(float(N))}
+    for order, is_dropped in ((labels, False), (RNG.permutation(labels), True), (np.full(N, "one"), True)):
+        inferred = fit_columns(columns, {}, keep_hint=None, labels=order)["a"]
+        assert (inferred.column is None) == is_dropped
+
+
+def test_left_out_predictions_agree_with_a_loop() -> None:
+    sizes = []
+    for signal in np.linspace(0, 1.5, 30):
+        labels = np.arange(N) % 3
+        x = RNG.normal(size=(N, 5)) + signal * np.eye(3, 5)[labels]
+        correct = 0
+        for row in range(N):  # ridge regression of centred labels, without the row
+            rest = np.arange(N) != row
+            centred, targets = x[rest] - x[rest].mean(axis=0), np.eye(3)[labels[rest]]
+            penalty = np.square(x - x.mean(axis=0)).sum() / N
+            weights = np.linalg.solve(
+                centred.T @ centred + penalty * np.eye(5), centred.T @ (targets - targets.mean(axis=0))
+            )
+            scores = (x[row] - x[rest].mean(axis=0)) @ weights + targets.mean(axis=0)
+            correct += scores.argmax() == labels[row]
+        deviations = (correct / N - 1 / 3) / np.sqrt(2 / 9 / N)
+        if abs(deviations - 1.645) > 0.6:  # the loop scales and penalizes nearly alike
+            sizes.append(predicts_labels(x, labels) == (deviations > 1.645))
+    assert len(sizes) > 15
+    assert all(sizes)

@@ -189,6 +189,14 @@ class TestWordsAmongNumbers:
         assert values.tolist() == pytest.approx([19, 10, 12, math.nan, 10, 19], nan_ok=True)
         assert column.missing_fraction == pytest.approx(2 / len(numbers))
 
+    def test_flags_that_training_lacks(self) -> None:
+        column = Numeric.fit(objects("1.5", "2.5", "4"))
+        assert column.to_numeric(objects("2.5 H", "more than 3", "7ab", "A12", "1/2/3", "1e999x")).tolist() == (
+            pytest.approx([2.5, 3, 7, math.nan, math.nan, math.nan], nan_ok=True)
+        )
+        metres = Numeric.fit(objects("1.5 m", "2.5 m", "4 m"), "point")
+        assert np.isnan(metres.to_numeric(objects("3 kg", "5 widgets"))).all()
+
     def test_few_numbers_with_a_word_are_categories(self) -> None:
         for cells in (["2", "4", "6", "8", "other"], [*"12345", "a", "b", "c"]):
             column = infer_column_type(objects(*cells * 5)).column
