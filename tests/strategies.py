@@ -180,12 +180,15 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     """
     x, y = blobs(0)
     rows = TrainingRows(x, y, 5)
-    linear = {scaling: LinearSpec(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened")}
-    mapped: list[KernelRidgeSpec | DensitySpec] = [
+    linear = {scaling: LinearSpec(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "centred")}
+    mapped = [
         KernelRidgeSpec(LinearSpec("standardised"), 2),
+        KernelRidgeSpec(LinearSpec("centred"), 2),
+        KernelRidgeSpec(LinearSpec("standardised"), 1),
+    ]
+    densities = [
         DensitySpec(LinearSpec("standardised"), per_row=True),
         DensitySpec(LinearSpec("whitened"), per_row=False),
-        KernelRidgeSpec(LinearSpec("standardised"), 1),
     ]
     views: list[View] = [
         linear["standardised"],
@@ -204,6 +207,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     patterns = [FixedConvolutionSpec(width, shifts, 0.1) for width, shifts in sizes]
     views += [item.fit(rows, KernelBank.fit(rows.features, item.line_width)) for item in patterns]
     views.append(TabularTransformerSpec().fit(rows))
+    views += [item.fit(rows, linear[item.source.scaling].source) for item in densities]
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur

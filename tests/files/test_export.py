@@ -24,7 +24,8 @@ from protonet.network import Encoder
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge
-from protonet.views.tabular_transformer import TabularTransformerFamily
+from protonet.views.forest import ForestFamily
+from protonet.views.kernel_ridge import KernelRidgeFamily
 from tests.strategies import blobs, make_model, make_network
 
 X, Y = blobs(0)
@@ -66,7 +67,7 @@ def test_networks_of_solve(tmp_path: Path) -> None:
 
 
 def test_views_of_some_columns(tmp_path: Path) -> None:
-    search = ModelSearch().without_family(TabularTransformerFamily)
+    search = ModelSearch().without_family(ForestFamily).with_family(KernelRidgeFamily(()))  # kernels of the spans alone
     network = fit_solution((X, Y), search=search, column_spans=[(0, 3), (3, X.shape[1])]).network
     sources: Any = network.encoder.sources
     assert any(source.config.dim < source.config.input_dim for source in sources if hasattr(source.config, "first"))

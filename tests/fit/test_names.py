@@ -224,7 +224,7 @@ def test_names_alone_are_the_prototypes() -> None:
     solution = fit_solution(None, metadata={"num_classes": 5}, search=CLASS_NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8
-    assert solution.network.counts.tolist() == [2] * 5
+    assert solution.network.counts.tolist() == [DEFAULT_NAME_WEIGHT] * 5
     assert not len(cross_validate(solution).labels)
     assert not len(solution.training_set.row_indices)
 

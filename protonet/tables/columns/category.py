@@ -50,25 +50,25 @@ class Category(FittedColumn):
     levels: tuple[str, ...]
     level_counts: tuple[int, ...] = field(metadata={"key": "counts"})  #: The number of training rows of each level.
     n_rows: int = field(metadata={"key": "rows"})  #: The number of training rows.
-    scale: str = ""  #: The one of ``SCALES`` that orders the categories; "" if they have no known order.
+    order: str = ""  #: The one of ``SCALES`` that orders the categories; "" if they have no known order.
     column_type: ClassVar[str] = "category"
     max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are never an error.
 
     @classmethod
-    def fit(cls, cells: np.ndarray, scale: str = "") -> Category:
+    def fit(cls, cells: np.ndarray, order: str = "") -> Category:
         """Fit a column of categories to cells (n,) of any type; each distinct text of a cell is a category."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
         if len(levels) > CATEGORY_LIMITS.max_levels_always_encoded:
             frequent = np.flatnonzero(counts >= min(CATEGORY_LIMITS.min_rows_per_level, counts.max()))
             top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_LIMITS.max_levels]])
             levels, counts = levels[top], counts[top]
-        return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells), scale)
+        return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells), order)
 
     @property
     def feature_name_suffixes(self) -> tuple[str, ...]:
         """The suffix of each feature's name, such as "=red" for a level; a column of two levels has one feature."""
         levels = self.levels[1:] if self._is_binary else self.levels
-        return (*[" rank"] * bool(self.scale), *(f"={level}" if level else " missing" for level in levels))
+        return (*[" rank"] * bool(self.order), *(f"={level}" if level else " missing" for level in levels))
 
     @property
     def _has_all_levels(self) -> bool:
@@ -100,7 +100,7 @@ class Category(FittedColumn):
         if self._is_binary:
             one_hot, variances = one_hot[:, 1:], variances[1:]
         features = (one_hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
-        if not self.scale:
+        if not self.order:
             return features
         return np.concatenate([self._ranks([*self.levels, ""])[:, None], ORDERED_LEVEL_WEIGHT * features], axis=1)
 
@@ -109,12 +109,12 @@ class Category(FittedColumn):
 
         Answers that no training row has are between the levels beside them, or one rank beyond all levels.
         """
-        scores = np.array([score_answer(self.scale, level) for level in self.levels])
+        scores = np.array([score_answer(self.order, level) for level in self.levels])
         known = np.unique(scores[~np.isnan(scores)])
         places = np.arange(-1.0, len(known) + 1)
         known = np.concatenate([[np.nextafter(known[0], -math.inf)], known, [np.nextafter(known[-1], math.inf)]])
         rows = np.interp(np.repeat(scores, self.level_counts), known, places)
-        values = np.interp([score_answer(self.scale, cell) for cell in cells], known, places)
+        values = np.interp([score_answer(self.order, cell) for cell in cells], known, places)
         standardized = (values - np.nanmean(rows)) / (np.nanstd(rows) or 1.0)
         return np.asarray(np.nan_to_num(standardized, nan=0.0), np.float32)
 
@@ -122,7 +122,7 @@ class Category(FittedColumn):
         """Compute the centred and scaled one-hot features (n, features) float32 of cells (n,), behind the rank."""
         indices = self._level_indices(cells)
         features: np.ndarray = self._level_features()[indices]
-        if self.scale and (indices < 0).any():  # an answer that no training row has is still in its place
+        if self.order and (indices < 0).any():  # an answer that no training row has is still in its place
             features[indices < 0, 0] = self._ranks(format_cells(cells[indices < 0]).tolist())
         return features
 
@@ -173,18 +173,18 @@ class Category(FittedColumn):
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the cells whose category has neither a feature nor a rank."""
         unknown: np.ndarray = self._level_indices(cells) < 0
-        if self.scale:
+        if self.order:
             rows = np.flatnonzero(unknown)
             texts = format_cells(cells[rows])
-            unknown[rows] = [math.isnan(score_answer(self.scale, text)) for text in texts]
+            unknown[rows] = [math.isnan(score_answer(self.order, text)) for text in texts]
         return unknown
 
     def summary(self) -> str:
         """Summarize the first levels of the column in one line, for users."""
-        levels = sorted(self.levels, key=lambda level: score_answer(self.scale, level)) if self.scale else self.levels
+        levels = sorted(self.levels, key=lambda level: score_answer(self.order, level)) if self.order else self.levels
         names = [to_printable(level)[:50] if level else "missing" for level in levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._has_all_levels)
-        return f"category{' in order' * bool(self.scale)}: {', '.join(names)}"
+        return f"category{' in order' * bool(self.order)}: {', '.join(names)}"
 
     @classmethod
     def restore(cls, stored: UntrustedComponent) -> Category:
@@ -194,9 +194,9 @@ class Category(FittedColumn):
         positive = all(type(count) is int and count > 0 for count in counts)
         raise_unless(len(counts) == len(levels) and positive, "no counts")
         raise_unless(sum(counts) <= rows, "more rows of some levels than there are")
-        scale = stored.get_entry("scale", str)
-        raise_unless(scale in {"", *SCALES}, "categories in an unknown order")
-        return cls(levels, tuple(counts), rows, scale)
+        order = stored.get_entry("order", str)
+        raise_unless(order in {"", *SCALES}, "categories in an unknown order")
+        return cls(levels, tuple(counts), rows, order)
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
         """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value."""
