@@ -140,8 +140,11 @@ class KernelRidgeFamily(ViewFamily):
 
     def _choose_hyperparameters(self, view: KernelRidgeSpec, evaluator: CandidateEvaluator) -> KernelRidgeSpec:
         """Choose the bandwidth, then the ridge penalty, of least log-loss of rows that are left out one at a time."""
-        # Maximum number of rows for this choice, from all classes; a matrix of this size is inverted for each setting.
+        # Maximum number of rows for this choice, from all classes, of which each is a unit. A matrix of this size is
+        # inverted for each setting.
         max_rows = 512
+        if view.norm == 1:
+            max_rows = min(max_rows, math.isqrt(int(MAX_DISTANCE_WORK / evaluator.rows.features.shape[1])))
         if len(self.bandwidths) == len(self.ridge_penalties) == 1:
             return replace(view, bandwidth=self.bandwidths[0], ridge=self.ridge_penalties[0])
         by_class = evaluator.rows.labels.argsort(stable=True)

@@ -177,6 +177,15 @@ def test_the_setting_of_least_loss_of_rows_left_out_is_chosen() -> None:
     assert chosen[0] <= 0.5 < chosen[1]
 
 
+def test_settings_are_chosen_on_fewer_rows_if_features_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_ridge, "MAX_DISTANCE_WORK", 8 * 30**2)
+    x, y = blobs(0, rows=20)
+    evaluator = CandidateEvaluator(TrainingRows(x, y, 5), split_folds(y, 5, max_folds=2), plan_encoder(8, 5, 0))
+    laplacian = KernelRidgeSpec(LinearSpec("standardised"), 1)
+    (candidate,) = KernelRidgeFamily((laplacian,)).candidates(evaluator)
+    assert accuracy(candidate.cosines, evaluator.labels) > 0.9
+
+
 def test_work_is_bounded() -> None:
     for n in (10, 1000, 100_000, 10_000_000):
         for view in KERNEL_RIDGE_SPECS:
