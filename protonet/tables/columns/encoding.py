@@ -300,22 +300,22 @@ def find_useless_names(
     column_types: Mapping[str, str],
     labels: np.ndarray | None,
 ) -> dict[str, InferredType]:
-    """Find the columns of proper names that do not tell the labels (n,) of held-out rows; return them as dropped.
+    """Find the columns of proper names; return them as dropped if they do not tell the labels (n,) of held-out rows.
 
     The result is empty if the table has no other column. Columns with a type of the user are kept.
     """
     reason = "names, which differ in nearly every row and do not tell the class (`column_type` NAME=text keeps them)"
     names = {
-        name: InferredType(None, reason)
+        name: column
         for name, (column, _, is_text) in fitted.items()
-        if is_text
-        and column is not None
-        and name not in column_types
-        and are_names(format_cells(columns[name]).tolist())
-        and (labels is None or not predicts_labels(column.encode(columns[name]), labels))
+        if is_text and column and name not in column_types and are_names(format_cells(columns[name]).tolist())
     }
-    has_others = any(column is not None and name not in names for name, (column, *_) in fitted.items())
-    return names if has_others else {}
+    if not names or not any(column is not None and name not in names for name, (column, *_) in fitted.items()):
+        return {}
+    parts = [column.encode(columns[name]) for name, column in names.items()]
+    candidates = [*parts, np.concatenate(parts, axis=1)]  # one may be drowned by the others, or several add up
+    useful = labels is not None and any(predicts_labels(x, labels) for x in candidates)
+    return {} if useful else dict.fromkeys(names, InferredType(None, reason))
 
 
 def predicts_labels(x: np.ndarray, labels: np.ndarray) -> bool:
@@ -323,7 +323,7 @@ def predicts_labels(x: np.ndarray, labels: np.ndarray) -> bool:
 
     Source: Allen, "The relationship between variable selection and data augmentation" (1974), for the left-out errors.
     """
-    max_rows, min_deviations = 1000, 1.645  # a one-sided test at 5 % against the most frequent class
+    max_rows, min_deviations = 1000, 1.0  # exceeded by 4 % of 80 columns of random names of 15 rows
     rows = np.flatnonzero(labels.astype(str) != "")
     rows = rows[:: max(1, -(-len(rows) // max_rows))]
     classes, y = np.unique(labels[rows], return_inverse=True)

@@ -108,13 +108,13 @@ def is_missing_word(cell: str) -> bool:
 
 #: Words and signs of a value beyond the range of measurement, in lower case: below it, and above it.
 _BELOW_RANGE = re.compile(
-    r"[<≤].*|b[dql]l|blq|[<≤]?\s?l[oq][dq]|lo|low|below.*|under.*|not detected|undetect\w*|trace|n\.n\.|unter .*|"
+    r"[<≤].*|b[dql]l|blq|[<≤]?\s?l[oq][dq]|lo|low|below.*|under.*|not detected|undetect\w*|traces?|n\.n\.|unter .*|"
     r"inf[ée]rieur.*|sous .*|nicht nachweisbar|no detectad\w*|non d[ée]tect\w*|não detectado|niet aantoonbaar|"
     r"poniżej.*|ниже.*|не обнаружен\w*|未检出|低于.*|検出限界.*|不検出|불검출"
 )
 _ABOVE_RANGE = re.compile(
-    r"[>≥].*|tntc|too (?:many|numerous|high).*|o(?:ver)?fl(?:ow)?|ol|hi|high|over.*|above.*|saturated|über.*|"
-    r"zu viele?.*|zu hoch|trop (?:nombreu|élevé|haut).*|sup[ée]rieur.*|demasiad.*|incont[áa].*|tropp.*|"
+    r"[>≥].*|tntc|too (?:many|numerous|high).*|o(?:ver)?fl(?:ow)?|ol|hi|high|over.*|above.*|saturated|über.*|confluent|"
+    r"uncountable|zu viele?.*|zu hoch|trop (?:nombreu|élevé|haut).*|sup[ée]rieur.*|demasiad.*|incont[áa].*|tropp.*|"
     r"te (?:veel|hoog).*|powyżej.*|zbyt .*|выше.*|слишком .*|过多.*|太多.*|高于.*|多すぎ.*|測定不能.*|너무 .*"
 )
 
@@ -348,15 +348,16 @@ def infer_number_formats(cells: Iterable[str], format_order: Sequence[str] = FOR
     Most cells must hold equally many numbers, with the same text between them, and no codes of many digits. Numbers
     that are the same in all cells have no format.
     """
-    min_cells = 5
+    min_cells, min_cells_of_one = 5, 3  # fewer cells with one number that varies, such as 4/5 stars, are clear
     cells = [normalize_cell(cell) for cell in drop_words(cells)]
     probed = cells[:N_PROBED_CELLS]
     marks = [name for name in format_order if name != "plain"]
     marks.sort(key=lambda mark: sum(len(split_numbers(cell, mark)[0]) for cell in probed))
-    for mark in marks if len(cells) >= min_cells else ():
+    for mark in marks if len(cells) >= min_cells_of_one else ():
         if _list_number_formats(probed, mark) and (formats := _list_number_formats(cells, mark)):
             parsed = {name: {parse_numeric(cell, name) for cell in cells} for name in formats}
-            return [name for name, values in parsed.items() if len(values) > 1]
+            varying = [name for name, values in parsed.items() if len(values) > 1]
+            return varying if len(varying) == 1 or len(cells) >= min_cells else []
     return []
 
 

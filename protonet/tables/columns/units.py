@@ -23,7 +23,7 @@ CURRENCIES = re.compile(
 #: Matches units that may follow a number without a space. Other letters there belong to codes, such as 12B, 3rd and 5e.
 UNITS = re.compile(
     rf"(?i:[kmµμun]g|lbs?|oz|[kdcmµμn]m|in|ft|yd|mi|sqm|sqft|ha|cc|[dcmh]l|[kmg]?hz|[kmgt]b|[kmg]w|[kmg]?wh|[mk]v|mah?|"
-    rf"[hkm]?pa|bar|psi|mmhg|k?cal|kj|db|m?mol|pp[mb]|rpm|bpm|mph|km?h|kph|px|ms|secs?|mins?|hrs?|yrs?)|"
+    rf"[hkm]?pa|bar|psi|mmhg|k?cal|kj|db|m?mol|pp[mb]|rpm|bpm|yo|mph|km?h|kph|px|ms|secs?|mins?|hrs?|yrs?)|"
     rf"[dghlLmsty]|{CURRENCIES.pattern}"
 )
 #: Matches units in words, in lower case and without a plural s.
@@ -68,10 +68,11 @@ _DIRECTION = re.compile(r"(?=.*°)(?:([NSEW])\s?(.*)|(.*[°'\"])\s?([NSEW]))", r
 _OUT_OF_MAXIMUM = re.compile(r"(\d+(?:[.,]\d+)?)\s?/\s?([2-9]|\d\d|100)")  # 8/10
 _BARE_NUMBER = re.compile(r"\d[\d.,\s'’]*")
 _UNIT = re.compile(
-    r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
+    r"(?P<space>\s?)(?<![^\W\d_])"
+    r"(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°[CFKcfk]?)\.?$"
 )
 # $10,346/yr, 50 € pro Monat and 20 USD an hour.
-_RATE = re.compile(r"(?:\s?/\s?|\s(?:per|an?|pro|par|por|al)\s)([^\W\d_]+)\.?$")
+_RATE = re.compile(r"(?:\s?/\s?|\s(?:per|an?|pro|par|por|al)\s)((?:sq\.?\s)?[^\W\d_]+)\.?$")
 _CURRENCY = re.compile(r"(?P<sign>[-+−(]?)(?P<unit>[^\W\d_]+\$?)\.?\s*(?=[-+−.\d])")
 # Signs of approximation, and bounds such as limits of detection.
 _APPROXIMATE = re.compile(r"^(?:[~≈≤≥]|[<>]=?|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
