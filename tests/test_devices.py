@@ -19,6 +19,7 @@ from protonet.fit.search import ModelSearch
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.network import split_weights
 from protonet.views import VIEW_FAMILIES
+from protonet.views.density import DensitySpec
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS, KernelRidgeFamily
@@ -35,6 +36,7 @@ SPECS: list[ViewSpec] = [*map(LinearSpec, FEATURE_SCALINGS), LinearSpec("standar
 SPECS += KERNEL_RIDGE_SPECS[::2]
 SPECS += [FixedConvolutionSpec(8, True, 0.1), FixedConvolutionSpec(4, False, 0.1)]
 SPECS += [ForestSpec(7), ForestSpec(7, use_shifts=True)]
+SPECS += [DensitySpec(LinearSpec("standardised"), per_row=per_row) for per_row in (True, False)]
 SPECS += [TabularTransformerSpec(), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(

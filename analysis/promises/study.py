@@ -57,6 +57,7 @@ PROMISES: dict[str, dict[str, Promise]] = {
     "views": {
         "view, linear": Promise(PYTHON, 0.004, "x"),
         "view, kernel ridge": Promise(PYTHON, 0.014, "x"),
+        "view, density": Promise(PYTHON, 0.05, "x"),
         "view, forest": Promise(PYTHON, 0.053, "x"),
         "view, random convolutions": Promise(PYTHON, 0.135, "x"),
         "view, transformer": Promise(PYTHON, 1.15, "x"),

@@ -137,8 +137,8 @@ def test_splits_have_20_to_2000_test_rows() -> None:
 def test_run_is_the_solvers() -> None:
     split = sets.split_shots(sets.load_real_dataset("iris"), 2, 0)
     assert split is not None
-    result = run_method(MethodRun("iris", 2, 0, "fast"))
-    outcome = METHODS["fast"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
+    result = run_method(MethodRun("iris", 2, 0, "ours"))
+    outcome = METHODS["ours"](split.train_x.double().numpy(), split.train_y.numpy())(split.test_x.double().numpy())
     assert outcome.log_probabilities is not None
     assert result["log_loss"] == pytest.approx(log_loss(split.test_y, np.exp(outcome.log_probabilities)))
     assert result["accuracy"] == float((torch.from_numpy(outcome.predicted) == split.test_y).double().mean())
@@ -191,8 +191,8 @@ def test_reports(make_report: Callable[[str], Made]) -> None:
     made = make_report("robustness")
     assert (made.folder / "plot.png").read_bytes()[:4] == b"\x89PNG"
     assert [(row["dataset"], row["shots"]) for row in made.rows] == [("iris", 1), ("iris", 2)]
-    assert all(set(row["percent"]) == {"fast", "cosine", "knn"} for row in made.rows)
-    assert all(set(row["log_loss"]) == {"fast"} for row in made.rows)
+    assert all(set(row["percent"]) == {"ours", "cosine", "knn"} for row in made.rows)
+    assert all(set(row["log_loss"]) == {"ours"} for row in made.rows)
 
 
 def make_split(seed: int = 0) -> sets.MixedSplit:
@@ -291,7 +291,7 @@ def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypat
     results = [table.to_json() | evaluate_table(tmp_path, table, with_baselines=has_skrub) for table in tables]
     for result in results:
         assert result["test_rows"] == 80 - 2 * result["per_class"]
-        assert min(result[method] for method in ("default", "fast", "forest", "logistic") if method in result) > 0.9
+        assert min(result[method] for method in ("ours", "forest", "logistic") if method in result) > 0.9
     assert not has_skrub or "| other repositories |" in tabulate(results)
 
 

@@ -184,7 +184,7 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
     assert (facts["samples"], facts["features"], facts["columns"]) == (12, 3, ["a", "b", "c"])
     assert facts["dropped"] == ["owner", "name", "note"]
     fitted = [facts[name] for name in ("label", "seed", "time_limit", "group", "groups", "id")]
-    assert fitted == ["kind", "fast", 7, 900, "owner", len(set(groups)), "name"]
+    assert fitted == ["kind", 7, 900, "owner", len(set(groups)), "name"]
     assert facts["parameters"] == model.network.count_parameters()
     assert facts["buffer_elements"] == model.network.count_buffer_elements()
     assert (facts["bytes"], facts["version"]) == (path.stat().st_size, FORMAT_VERSION)

@@ -156,7 +156,7 @@ def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path
     more = ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]
     result = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
     assert "bare.csv: 5 classes, 0 samples, 256 features" in result
-    assert "the names of 5 classes are training samples, each as 2 samples" in result
+    assert "the names of 5 classes are training samples, each as 4 samples" in result
     assert "no cross-validation" in result
     assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
@@ -251,7 +251,7 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     assert run.count_samples(path) == [4] * 5
     few = ProtoNetClassifier(representation="words")
     few.fit(*make_frame(write_table(tmp_path / "1.csv", slice(0, 1)))).save(path)
-    assert few.network_.counts.tolist() == [3] * 5
+    assert few.network_.counts.tolist() == [5] * 5
     assert run.count_samples(path) == [1] * 5
     few.partial_fit(x[:1], ["another"]).save(path)  # before the others in the alphabet
     ProtoNetClassifier.load(path).save(path)
