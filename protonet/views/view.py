@@ -313,9 +313,7 @@ class ViewSpec(Protocol):
     def tags(self) -> frozenset[str]:
         """Properties of the view by which it is weighted and evaluated.
 
-        The pretrained prior predicts the weight from those in `protonet.fit.prior.VIEW_TAGS`, and ignores others. A
-        view with one of `protonet.fit.search.FIRST_PARTITION_TAGS` is slow: its cross-validation is
-        not repeated.
+        The pretrained prior predicts the weight from those in `protonet.fit.prior.VIEW_TAGS`, and ignores others.
         """
 
     @property
