@@ -38,7 +38,7 @@ SMALL = {
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0",
     "incontext": "--tables 8",
     "lines": "",
-    "robustness": "--datasets iris --methods ours,cosine,convolutions --shots 1,2 --splits 1 --plot plot.png",
+    "robustness": "--datasets iris --methods ours,cosine,knn --shots 1,2 --splits 1 --plot plot.png",
 }
 #: Values that replace constants of modules, so that a run is short.
 LESS: dict[str, dict[str, object]] = {
