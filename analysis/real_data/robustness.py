@@ -42,7 +42,7 @@ from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
 DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Source files of the data sets and splits.
-BASELINE_SOURCES = ("analysis/shared/baselines.py", "protonet/losses.py")
+BASELINE_SOURCES = ("analysis/shared/baselines.py", "analysis/shared/convolutions.py", "protonet/losses.py")
 #: Arguments of `fit_protonet` by method: the default, or without a part of the solver.
 PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -59,7 +59,10 @@ PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
-TUNED_BASELINES = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
+TUNED_BASELINES = (
+    *("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp"),
+    "convolutions",  # for series
+)
 METHOD_TITLES = {  #: In the tables.
     **{name: name.replace("-", " ") for name in PROTONET_SETTINGS},
     **{"left-out": "ours, left out", "raw": "ours, raw only"},

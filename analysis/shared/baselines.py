@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from analysis.shared.convolutions import fit_random_convolutions
 from protonet.datasets import Split
 from protonet.losses import class_means
 
@@ -182,6 +183,12 @@ def fit_contest_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
     return lambda rows: PredictionOutcome(model(torch.from_numpy(rows)).argmax(dim=1).numpy())
 
 
+def fit_convolutions(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit random convolutions with ridge classification."""
+    model = fit_random_convolutions(x, y)
+    return lambda rows: PredictionOutcome(model.predict(rows))
+
+
 BASELINES = {
     "cosine": Baseline("raw cosine", fit_cosine),
     "centroid": Baseline("nearest centroid", fit_centroid),
@@ -192,6 +199,7 @@ BASELINES = {
     "knn": Baseline("k-NN", fit_knn),
     "trees": Baseline("extra trees", lambda x, y: _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)),
     "mlp": Baseline("MLP", lambda x, y: _fit_tuned(MLPClassifier(alpha=1.0, max_iter=300, random_state=0), x, y)),
+    "convolutions": Baseline("random convolutions, ridge", fit_convolutions),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
     "lda-closed-form": Baseline("shrunken LDA", fit_lda_ledoit_wolf),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),

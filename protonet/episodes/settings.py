@@ -144,8 +144,9 @@ class EvaluationSettings(RowSettings):
         normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
         base: A data set whose rows are the base classes; None for the base classes of the split.
         texts: A data set of embedded texts that name the classes, for `clip_zero_shot` and `tip_adapter`.
-        way, shot, query, unequal, imbalance, n_open_classes, unlabelled, distractors, n_effective_classes, multinomial,
-            allow_small: As of `EpisodeConfig`; None for its defaults. If ``way`` is "all", episodes have all classes.
+        way, shot, query, unequal, imbalance, n_open_classes: As of `EpisodeConfig`; None for its defaults. If ``way``
+            is "all", episodes have all classes.
+        unlabelled, distractors, n_effective_classes, multinomial, allow_small: As of `EpisodeConfig`, too.
         protocol: "episodes", "generalized" or "meta-dataset"; or a sampler, such as an `EpisodeConfig`.
         hierarchy: For Meta-Dataset: names (superclass/class) or "meta-ilsvrc-2012".
         episodes: Largest number of episodes, >= 1; None for 2,000, or 10 draws of the support of a fixed test split.

@@ -25,7 +25,7 @@ from protonet.network import PrototypeNetwork
 
 @dataclass(frozen=True)
 class SuggestionConstants:
-    """Parameters of `suggest_rows`, chosen on the development half of analysis/results/active_learning.md."""
+    """Parameters of `suggest_rows`, chosen on the development half of docs/benchmarks/archive.md."""
 
     min_bandwidth: float = 0.1
     """Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of
@@ -44,7 +44,7 @@ class SuggestionConstants:
 
 @dataclass(frozen=True)
 class NovelClusterConstants:
-    """Parameters of `cluster_unknown`; analysis/results/semi_supervised.md measures the clusters."""
+    """Parameters of `cluster_unknown`; docs/benchmarks/archive.md measures the clusters."""
 
     max_labelled_rows: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.

@@ -30,7 +30,7 @@ from protonet.views.view import TrainingRows
 
 #: With fewer rows per class, scores depend noticeably on the size of the training set.
 MIN_STABLE_ROWS_PER_CLASS = 20
-#: Number of cross-validations that are averaged in `repeat_cross_validation`; see analysis/results/mislabelled.md.
+#: Number of cross-validations that are averaged in `repeat_cross_validation`; see docs/benchmarks/archive.md.
 DEFAULT_N_REPEATS = 3
 #: Names of the tensors of a cross-validation in a model file, and the fields of `CrossValidation` that hold them.
 CROSS_VALIDATION_TENSORS = {"features": "features", "labels": "labels", "weights": "weights", "fold": "fold_index"}

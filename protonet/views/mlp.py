@@ -43,7 +43,7 @@ EPISODES_PER_SAMPLING = 64
 
 @dataclass(frozen=True, kw_only=True)
 class MLPTrainingConfig:
-    """Hyperparameters of a training run; analysis/results/training.md has ablations."""
+    """Hyperparameters of a training run; docs/benchmarks/archive.md has ablations."""
 
     learning_rate: float = 1e-3  #: Initial step size of the step-size search.
     weight_decay: float = 0.15  #: Decoupled weight decay of the matrices, in units of the step size.

@@ -23,6 +23,7 @@ from analysis.real_data.mixed import PIPELINES, make_frames, predict_with_proton
 from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
 from analysis.real_data.robustness import METHODS, MethodRun, list_runs, run_method
 from analysis.shared.baselines import PredictionOutcome
+from analysis.shared.convolutions import N_KERNELS, compute_features, fit_random_convolutions
 from analysis.shared.tables import group_by_dataset, write_csv
 from protonet.datasets import Dataset
 from protonet.embeddings.loading import ENCODER_PACKAGES
@@ -420,3 +421,15 @@ def test_means_are_over_sets_and_leads_in_pairs() -> None:
     assert "| fit, words                 | 72.5        | +15.00 ±5.00 " in table  # 10 and 20
     assert "| SetFit's recipe            |             | +21.00 " in table  # one of the sets alone
     assert "| a   | 2       | 85.0 " in table
+
+
+def test_random_convolutions_ignore_scale_and_offset_and_tell_frequencies() -> None:
+    rng = np.random.default_rng(0)
+    phases, y = rng.uniform(0, 2 * np.pi, (40, 1)), np.arange(40) % 2
+    x = np.sin(np.linspace(0, 1, 60) * (20 + 30 * y[:, None]) + phases) + 0.3 * rng.normal(size=(40, 60))
+    features = compute_features(x)
+    assert features.shape == (40, 2 * N_KERNELS)
+    np.testing.assert_allclose(features, compute_features(5 * x - 3), atol=1e-4)
+    model = fit_random_convolutions(x[:10], y[:10])
+    assert (model.predict(x[10:]) == y[10:]).all()
+    assert np.isfinite(compute_features(np.ones((2, 2)))).all()

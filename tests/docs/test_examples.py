@@ -87,18 +87,16 @@ def test_the_examples_of_the_readme_print_what_it_shows(
 ) -> None:
     monkeypatch.setenv("PROTONET_CACHE", str(cache.mkdir("protonet")))  # glyphs are rendered in the first run alone
     blocks = read_blocks("README.md")
-    estimator, optimizer = (block for block in blocks if block.language == "python")
-    score, fitted, episodic, loss = (block.text for block in blocks if block.language == "text")
+    (estimator,) = (block for block in blocks if block.language == "python")
+    fitted, score, episodic = (block.text for block in blocks if block.language == "text")
     exec(estimator.text, {})
     assert is_same(score, capsys.readouterr().out)
     fit, episode = (command for command in read_commands("README.md") if "-m protonet" in command)
     first_model = "docs/start/first-model.md"  # a page whose commands run in another test
     assert fit in read_commands(first_model)
-    assert any(block.text.startswith(fitted) for block in read_blocks(first_model))
+    assert any(block.text.startswith(fitted.removesuffix("...\n")) for block in read_blocks(first_model))
     assert episodes.main(shlex.split(episode)[3:]) == 0
     assert episodic in capsys.readouterr().out
-    exec(optimizer.text, {})
-    assert capsys.readouterr().out == loss
 
 
 def write_pictures(path: Path) -> None:
@@ -249,6 +247,8 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
             pass
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        case ["pip", "install", "torch", "--index-url", "https://download.pytorch.org/whl/cpu"]:
+            pass
         case ["pip", "install", package]:
             assert set(re.findall(r"[\w-]+", package)) <= set(read_extras()), f"{name}: {command}"
         case ["python", "-m", "protonet", *words]:

