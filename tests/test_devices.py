@@ -123,7 +123,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
 
 @pytest.mark.parametrize("rows", [PLAIN_ROWS, WEIGHTED_ROWS], ids=["plain", "weighted"])
 def test_views_are_fitted_and_map_rows_on_the_device_of_the_rows(rows: TrainingRows) -> None:
-    leaves = {ForestSpec: {"view.to"}, MLPSpec: {"mlp.train_mlps"}}
+    leaves = {DensitySpec: {"density._choose"}, ForestSpec: {"view.to"}, MLPSpec: {"mlp.train_mlps"}}
     for spec in SPECS:
         expected = embed(fit(spec, rows), X)
         with EmulatedDevice() as mode:
