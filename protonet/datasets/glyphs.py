@@ -58,7 +58,8 @@ class GlyphJitter:
     max_shift_pixels: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
-GLYPH_RENDERING, GLYPH_JITTER = GlyphRendering(), GlyphJitter()
+GLYPH_RENDERING = GlyphRendering()
+GLYPH_JITTER = GlyphJitter()
 CLASS_FRACTION_OF_SIDE = (
     0.6,
     0.15,

@@ -55,7 +55,8 @@ class NovelClusterConstants:
     held-out rows of known classes with a lower score; see `protonet.fit.networks.SemiSupervisedResult`."""
 
 
-SUGGESTION, NOVEL_CLUSTERS = SuggestionConstants(), NovelClusterConstants()
+SUGGESTION = SuggestionConstants()
+NOVEL_CLUSTERS = NovelClusterConstants()
 
 
 class Suggestion(NamedTuple):

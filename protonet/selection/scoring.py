@@ -62,7 +62,8 @@ class NewtonConstants:
     """Cosines with a lower mean variance over the classes do not separate classes; also the minimum curvature."""
 
 
-WEIGHTING, NEWTON = ViewWeightConstants(), NewtonConstants()
+WEIGHTING = ViewWeightConstants()
+NEWTON = NewtonConstants()
 
 
 def row_slices(n: int, values_per_row: int) -> Iterator[slice]:
