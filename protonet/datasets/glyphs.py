@@ -13,7 +13,6 @@ import unicodedata
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,35 +30,6 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 
-@dataclass(frozen=True)
-class GlyphRendering:
-    """How characters are drawn. All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``."""
-
-    image_side: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
-    canvas_side: int = 56
-    """Pixels per side of the canvas that a character is drawn on. It is then reduced to ``image_side``."""
-    font_size: int = 38  #: Font size, in pixels of the canvas.
-    #: The largest distance of ink from the centre of the canvas along an axis, in pixels. Larger characters are drawn
-    #: in a smaller font size.
-    max_ink_distance: float = 25.0
-    min_ink_value: int = 127  #: A drawing is blank, and left out, if no pixel is above this value in [0, 255].
-
-
-@dataclass(frozen=True)
-class GlyphJitter:
-    """Limits of the random affine map (jitter) that distorts each image.
-
-    All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``.
-    """
-
-    max_rotation_radians: float = np.pi / 15  #: Largest rotation to either side, in radians.
-    max_shear: float = 0.15  #: Largest shear to either side.
-    max_scale: float = 1.15  #: Largest scale factor along either axis; the smallest factor is 1 / 1.15.
-    max_shift_pixels: float = 4  #: Largest shift along either axis, in pixels of the canvas.
-
-
-GLYPH_RENDERING = GlyphRendering()
-GLYPH_JITTER = GlyphJitter()
 CLASS_FRACTION_OF_SIDE = (
     0.6,
     0.15,
@@ -84,6 +54,10 @@ class FontFace(NamedTuple):
 
     path: Path  #: The font file.
     characters: frozenset[str]  #: The characters that the font has glyphs for.
+
+
+#: Pixels per side of an image, as in MNIST and most uses of Omniglot.
+IMAGE_SIDE = 28
 
 
 def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> Dataset:
@@ -129,7 +103,7 @@ def load_glyphs(*, characters: Iterable[str] | None = None, copies: int = 1) -> 
     paths = [face.path for face in faces]
     settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, JITTER_SEED])
     variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    root, size = paths[0].parent, GLYPH_RENDERING.image_side
+    root, size = paths[0].parent, IMAGE_SIDE
     data = load_pictures(
         ImageSet(
             cache_name="glyphs",
@@ -187,21 +161,27 @@ def list_font_faces() -> list[FontFace]:
     return faces
 
 
+#: Font size, in pixels of the canvas.
+FONT_SIZE = 38
+
+
 def _render_characters(
     characters: Iterable[str], faces: list[FontFace], copies: int
 ) -> tuple[list[np.ndarray], list[str]]:
     """Draw each character in every font face that has it; return distorted images (28, 28) uint8, and characters."""
+    # A drawing is blank, and left out, if no pixel is above this value in [0, 255].
+    min_ink_value = 127
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
-    fonts = [(face, ImageFont.truetype(face.path, GLYPH_RENDERING.font_size, layout_engine=basic)) for face in faces]
+    fonts = [(face, ImageFont.truetype(face.path, FONT_SIZE, layout_engine=basic)) for face in faces]
     seen: set[tuple[object, ...]] = set()
     images: list[np.ndarray] = []
     labels: list[str] = []
     for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):
         drawn = [(face.path, _draw_character(character, font)) for face, font in fonts if character in face.characters]
-        drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > GLYPH_RENDERING.min_ink_value]
+        drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > min_ink_value]
         look = (drawn[0][0], drawn[0][1].tobytes()) if drawn else None
         if look is None or look in seen:
             continue
@@ -214,14 +194,21 @@ def _render_characters(
     return images, labels
 
 
+#: Pixels per side of the canvas that a character is drawn on. It is then reduced to ``image_side``.
+CANVAS_SIDE = 56
+
+
 def _draw_character(character: str, font: FreeTypeFont) -> Image:
     """Draw a character in white in the middle of a black canvas, in a smaller font size if it would not fit."""
+    # The largest distance of ink from the centre of the canvas along an axis, in pixels. Larger characters are drawn in
+    # a smaller font size.
+    max_ink_distance = 25.0
     from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
 
-    side = GLYPH_RENDERING.canvas_side
+    side = CANVAS_SIDE
     reach = max(map(abs, font.getbbox(character, anchor="mm")))
-    if reach > GLYPH_RENDERING.max_ink_distance:
-        font = font.font_variant(size=GLYPH_RENDERING.font_size * GLYPH_RENDERING.max_ink_distance / reach)
+    if reach > max_ink_distance:
+        font = font.font_variant(size=FONT_SIZE * max_ink_distance / reach)
     image = Image.new("L", (side, side))
     ImageDraw.Draw(image).text((side / 2, side / 2), character, fill=255, font=font, anchor="mm")
     return image
@@ -229,15 +216,23 @@ def _draw_character(character: str, font: FreeTypeFont) -> Image:
 
 def _distort_image(image: Image, generator: np.random.Generator) -> np.ndarray:
     """Distort the image of a character by a random affine map, and halve its size; return an array (28, 28) uint8."""
+    # Largest rotation to either side, in radians.
+    max_rotation_radians = np.pi / 15
+    # Largest shear to either side.
+    max_shear = 0.15
+    # Largest scale factor along either axis; the smallest factor is 1 / 1.15.
+    max_scale = 1.15
+    # Largest shift along either axis, in pixels of the canvas.
+    max_shift_pixels = 4
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
-    centre = GLYPH_RENDERING.canvas_side / 2
-    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.max_rotation_radians, GLYPH_JITTER.max_shear)
-    scale = GLYPH_JITTER.max_scale ** generator.uniform(-1, 1, 2)  # (2,)
-    shift = generator.uniform(-GLYPH_JITTER.max_shift_pixels, GLYPH_JITTER.max_shift_pixels, 2)  # (2,)
+    centre = CANVAS_SIDE / 2
+    angle, shear = generator.uniform(-1, 1, 2) * (max_rotation_radians, max_shear)
+    scale = max_scale ** generator.uniform(-1, 1, 2)  # (2,)
+    shift = generator.uniform(-max_shift_pixels, max_shift_pixels, 2)  # (2,)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     inverse = rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
     offset = centre - inverse @ (centre + shift)  # (2,)
     coefficients = (*inverse[0].tolist(), float(offset[0]), *inverse[1].tolist(), float(offset[1]))
     warped = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
-    return np.asarray(warped.reduce(GLYPH_RENDERING.canvas_side // GLYPH_RENDERING.image_side), np.uint8)
+    return np.asarray(warped.reduce(CANVAS_SIDE // IMAGE_SIDE), np.uint8)

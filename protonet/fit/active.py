@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,42 +20,6 @@ from protonet.fit.networks import fit_labelled_rows, select_semi_supervised_view
 from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import PrototypeNetwork
-
-
-@dataclass(frozen=True)
-class SuggestionConstants:
-    """Parameters of `suggest_rows`, chosen on the development half of docs/benchmarks/archive.md."""
-
-    min_bandwidth: float = 0.1
-    """Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of
-    exp(-1)."""
-    n_neighbours: int = 10
-    """Number of neighbours of the median row. A larger bandwidth than the minimum is used if it is necessary for this
-    many neighbours to have a similarity of exp(-1) or more."""
-    max_unlabelled_rows: int = 4096
-    """Maximum number of unlabelled rows, since all pairs are compared. If there are more, this many are sampled without
-    replacement, with probabilities in proportion to their uncertainty."""
-    max_margin: float = 0.5
-    """A row is called between two classes if the difference of their probabilities is less than this."""
-    outlier_fraction: float = 0.05
-    """A row is called an outlier if at most this fraction of the unlabelled rows is farther from all classes."""
-
-
-@dataclass(frozen=True)
-class NovelClusterConstants:
-    """Parameters of `cluster_unknown`; docs/benchmarks/archive.md measures the clusters."""
-
-    max_labelled_rows: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
-    min_rows: int = 8  #: Minimum number of rows in a cluster.
-    distance_quantile: float = 0.8
-    """Quantile of the distances between labelled rows of one class at which the dendrogram is cut."""
-    max_median_rank: float = 0.1
-    """A cluster is novel if the median rank of its rows is lower than this. The rank of a row is the fraction of
-    held-out rows of known classes with a lower score; see `protonet.fit.networks.SemiSupervisedResult`."""
-
-
-SUGGESTION = SuggestionConstants()
-NOVEL_CLUSTERS = NovelClusterConstants()
 
 
 class Suggestion(NamedTuple):
@@ -80,6 +43,11 @@ class TopTwoClasses(NamedTuple):
     def uncertainty(self) -> Tensor:
         """Uncertainty (n,) in [0, 1]: 1 minus the margin between the two largest probabilities."""
         return 1 - (self.probabilities[:, 0] - self.probabilities[:, 1])
+
+
+#: Maximum number of unlabelled rows, since all pairs are compared. If there are more, this many are sampled without
+#: replacement, with probabilities in proportion to their uncertainty.
+MAX_COMPARED_ROWS = 4096
 
 
 def suggest_rows(
@@ -106,7 +74,7 @@ def suggest_rows(
         n: Number of rows to suggest.
         class_names: The name of each class, for the reasons.
         unlabelled_rows: (m,) indices of the unlabelled rows of x; None if all rows are unlabelled. If there are more
-            than ``SuggestionConstants.max_unlabelled_rows``, a sample of them is used.
+            than ``MAX_COMPARED_ROWS``, a sample of them is used.
         labelled_features: (k, dim) features of labelled rows that the network was not fitted to; None if there are no
             such rows. Rows that are similar to them have a low priority.
         nearest_name: (n_rows,) class whose name is nearest to each row; None if class names are uninformative. A row
@@ -123,13 +91,18 @@ def suggest_rows(
         with each row weighted by its uncertainty, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Weighted
         sampling without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
     """
+    # Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of exp(-1).
+    min_bandwidth = 0.1
+    # Number of neighbours of the median row. A larger bandwidth than the minimum is used if it is necessary for this
+    # many neighbours to have a similarity of exp(-1) or more.
+    n_neighbours = 10
     width = None if network is None else getattr(network.encoder, "input_dim", None)
     indices = torch.arange(len(x)) if unlabelled_rows is None else unlabelled_rows
     x = check_features("x", x if len(indices) == len(x) else x[indices], dim=width)
     labelled = x[:0] if labelled_features is None else check_features("known", labelled_features, dim=x.shape[1])
     if not len(x):
         raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
-    max_rows = min(len(x), SUGGESTION.max_unlabelled_rows)
+    max_rows = min(len(x), MAX_COMPARED_ROWS)
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
         space: Standardiser | PrototypeNetwork = network or Standardiser(torch.cat([x, labelled]))
@@ -141,7 +114,7 @@ def suggest_rows(
             uncertainty = predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
             if predictions.nearest_name is not None:
                 uncertainty = torch.where(predictions.nearest_name == predictions.classes[:, 0], uncertainty, 1.0)
-        sample = sample_weighted_rows(uncertainty, SUGGESTION.max_unlabelled_rows, seed)
+        sample = sample_weighted_rows(uncertainty, MAX_COMPARED_ROWS, seed)
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
         parts = [] if network is None else [network.prototypes[network.has_samples].float()]
@@ -149,7 +122,7 @@ def suggest_rows(
         if network is None:  # each represents its fraction of the rows
             bandwidth = median_bandwidth(embedded, math.ceil(len(sample) / n))
         else:
-            bandwidth = max(SUGGESTION.min_bandwidth, median_bandwidth(embedded, SUGGESTION.n_neighbours))
+            bandwidth = max(min_bandwidth, median_bandwidth(embedded, n_neighbours))
         covered = torch.cat([embedded[:0], *parts])
         chosen = sample[maximize_coverage(embedded, weights, covered, n, bandwidth)]
         reasons = _explain_suggestions(space, x, chosen, predictions, class_names, bandwidth)
@@ -259,6 +232,10 @@ def _explain_suggestions(
     bandwidth: float,
 ) -> Iterator[str]:
     """Yield for each chosen row of x the reason to label it, such as "between a and b" of the class ``names``."""
+    # A row is called between two classes if the difference of their probabilities is less than this.
+    max_margin = 0.5
+    # A row is called an outlier if at most this fraction of the unlabelled rows is farther from all classes.
+    outlier_fraction = 0.05
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
     for block in x.split(
         MAX_CHUNK_ROWS
@@ -277,9 +254,9 @@ def _explain_suggestions(
         nearer = 1 - float(torch.searchsorted(farther, predictions.max_logits[row], right=True)) / len(x)
         if predictions.nearest_name is not None and int(predictions.nearest_name[row]) != first:
             yield f"{names[first]} by its rows, {names[int(predictions.nearest_name[row])]} by its name"
-        elif nearer > 1 - SUGGESTION.outlier_fraction:
+        elif nearer > 1 - outlier_fraction:
             yield f"outlier: {100 * nearer:.0f} % of the rows are closer to a class"
-        elif first != second and largest - next_largest < SUGGESTION.max_margin:
+        elif first != second and largest - next_largest < max_margin:
             yield f"between {names[first]} and {names[second]}: {100 * largest:.0f} % and {100 * next_largest:.0f} %"
         else:
             yield reason
@@ -295,10 +272,12 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
 
     Source: average linkage, Sokal and Michener, "A statistical method for evaluating systematic relationships" (1958).
     """
+    # Maximum number of labelled rows, since all pairs of rows are compared.
+    max_labelled_rows = 2048
     training_set, pooled = solution.training_set, solution.semi_supervised
     if pooled is None or training_set.unlabelled is None or pooled.held_out_losses is None:
         return []
-    some, rows = training_set.pool_with_unlabelled_rows(NOVEL_CLUSTERS.max_labelled_rows)
+    some, rows = training_set.pool_with_unlabelled_rows(max_labelled_rows)
     untrained = solution.selected._replace(views=select_semi_supervised_views(solution.selected.views, 1.0))
     with preserve_torch_state():
         network = fit_labelled_rows(training_set.rows, untrained)
@@ -316,22 +295,26 @@ def list_novel_clusters(embedding: Tensor, labels: Tensor, ranks: Tensor) -> lis
     The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with ``ranks`` (m,) of
     `protonet.fit.networks.SemiSupervisedResult`.
     """
+    # Minimum number of rows in a cluster.
+    min_rows = 8
+    # Quantile of the distances between labelled rows of one class at which the dendrogram is cut.
+    distance_quantile = 0.8
+    # A cluster is novel if the median rank of its rows is lower than this. The rank of a row is the fraction of
+    # held-out rows of known classes with a lower score; see `protonet.fit.networks.SemiSupervisedResult`.
+    max_median_rank = 0.1
     from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - slow to import, seldom used
 
     n = len(labels)
     same = (labels[:, None] == labels).triu(diagonal=1)
     if not bool(same.any()):
         return []
-    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(NOVEL_CLUSTERS.distance_quantile))
+    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(distance_quantile))
     clusters = fcluster(linkage(embedding.double().numpy(), "average"), cut_distance, "distance")
     labelled_clusters = set(clusters[:n].tolist())
     groups = []
     for cluster in np.unique(clusters[n:]).tolist():
         rows = np.flatnonzero(clusters[n:] == cluster)
-        is_novel = (
-            cluster not in labelled_clusters
-            and float(ranks[torch.from_numpy(rows)].median()) < NOVEL_CLUSTERS.max_median_rank
-        )
-        if is_novel and len(rows) >= NOVEL_CLUSTERS.min_rows:
+        is_novel = cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < max_median_rank
+        if is_novel and len(rows) >= min_rows:
             groups.append(rows.tolist())
     return sorted(groups, key=lambda group: (-len(group), group))

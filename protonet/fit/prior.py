@@ -398,7 +398,7 @@ class WeightingPrior(nn.Module):
         """Compute the weight of each view, and the factor that corrects the inverse temperature, for one data set.
 
         The weights (views,) float64 multiply the cosines of the views, and sum to 1. A view has weight 0 if its
-        influence is below ``WEIGHTING.min_influence``, or if it does not separate rows. If no view separates rows,
+        influence is below ``MIN_INFLUENCE``, or if it does not separate rows. If no view separates rows,
         all weights are 0.
         """
         separates = evidence.view_spreads > MIN_VIEW_SPREAD
@@ -418,8 +418,8 @@ class WeightingPrior(nn.Module):
 
 
 def drop_small_influences(influence: Tensor) -> Tensor:
-    """Set influences (views,) below ``WEIGHTING.min_influence`` to 0, except the largest one."""
-    return torch.where(influence >= min(scoring.WEIGHTING.min_influence, float(influence.max())), influence, 0.0)
+    """Set influences (views,) below ``MIN_INFLUENCE`` to 0, except the largest one."""
+    return torch.where(influence >= min(scoring.MIN_INFLUENCE, float(influence.max())), influence, 0.0)
 
 
 def serialize_prior(prior: WeightingPrior) -> str:

@@ -27,7 +27,8 @@ from protonet.fit.prior import (
 )
 from protonet.selection.folds import DEFAULT_N_FOLDS, MAX_COSINES, Fold, split_folds
 from protonet.selection.scoring import (
-    WEIGHTING,
+    MAX_TOLERATED_EXCESS,
+    MIXTURE_ADVANTAGE,
     fit_scale_and_offsets,
     is_worse_by_one_error,
     row_slices,
@@ -246,9 +247,7 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
         first = smallest or RAW_LINEAR
         views = tuple((first if spec == RAW_LINEAR else spec, weight) for spec, weight in mixture.views)
         return mixture._replace(views=views)
-    if not is_worse_by_one_error(
-        raw.losses, losses, max_tolerated=WEIGHTING.max_tolerated_excess, margin=-WEIGHTING.mixture_advantage
-    ):
+    if not is_worse_by_one_error(raw.losses, losses, max_tolerated=MAX_TOLERATED_EXCESS, margin=-MIXTURE_ADVANTAGE):
         mixture = _fit_temperature_and_offsets(raw_alone, result, raw.cosines)[0]
     return mixture._replace(losses=result.losses | {"mixture": float(losses.mean())})
 

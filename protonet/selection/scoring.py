@@ -11,67 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class ViewWeightConstants:
-    """Constants for fitting the temperature and the weights of views to held-out rows.
-
-    The values were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
-    shows the effect of the selection.
-    """
-
-    logit_prior_std: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
-    """Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats."""
-    frequency_factor_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
-    """Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets."""
-    frequency_factor_std: float = 0.5  #: Prior standard deviation of this factor.
-    max_equal_log_frequency: float = 0.1
-    """Log frequencies that are all nearer to their mean than this count as equal, in nats."""
-    loss_tie_tolerance: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
-    loss_scale: float = 0.15  #: Excess log-loss at which a view's weight is divided by e, in nats per row.
-    min_total_loss_scale: float = 4.0  #: Minimum of this excess, in nats summed over all rows.
-    weight_shrinkage: float = 10.0
-    """Factor on the divergence of joint weights from their start, in nats over all rows."""
-    max_cosines: int = 2**22  #: Maximum number of cosines that joint weights are fitted to.
-    values_per_block: int = 2**20
-    """Maximum number of cosines or logits that are processed at once, which bounds the memory."""
-    min_influence: float = 0.01  #: A view gets weight 0 if its fraction of the influence of all views is smaller.
-    max_tolerated_excess: float = 0.02
-    """The mixture of views is always used if its log-loss is lower than that of raw cosine by more than this, in nats
-    per row."""
-    mixture_advantage: float = 1.0
-    """Advantage given to the mixture of views over raw cosine when their log-losses are compared, in nats summed over
-    all rows."""
+#: The mixture of views is always used if its log-loss is lower than that of raw cosine by more than this, in nats per
+#: row.
+MAX_TOLERATED_EXCESS = 0.02
+#: Advantage given to the mixture of views over raw cosine when their log-losses are compared, in nats summed over all
+#: rows.
+MIXTURE_ADVANTAGE = 1.0
 
 
-@dataclass(frozen=True)
-class NewtonConstants:
-    """Settings of Newton's method, which fits the temperature in about five steps."""
-
-    max_steps: int = 50  #: Maximum number of steps.
-    step_fractions: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
-    """Fractions of a step that are tried until the loss decreases."""
-    loss_tolerance: float = 1e-7  #: The search stops if the loss decreases by less, in nats per row.
-    min_variance: float = 1e-12
-    """Cosines with a lower mean variance over the classes do not separate classes; also the minimum curvature."""
-
-
-WEIGHTING = ViewWeightConstants()
-NEWTON = NewtonConstants()
+#: Maximum number of cosines or logits that are processed at once, which bounds the memory.
+VALUES_PER_BLOCK = 2**20
 
 
 def row_slices(n: int, values_per_row: int) -> Iterator[slice]:
-    """Iterate over slices of n rows such that each slice has at most ``WEIGHTING.values_per_block`` values.
+    """Iterate over slices of n rows such that each slice has at most ``VALUES_PER_BLOCK`` values.
 
     Every slice has at least one row.
     """
-    step = max(1, WEIGHTING.values_per_block // max(1, values_per_row))
+    step = max(1, VALUES_PER_BLOCK // max(1, values_per_row))
     return (slice(first, first + step) for first in range(0, n, step))
 
 
@@ -164,9 +126,23 @@ def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
 
     A class of size 0 gets 0. The result is None if the classes are about equally frequent.
     """
+    # Log frequencies that are all nearer to their mean than this count as equal, in nats.
+    max_equal_log_frequency = 0.1
     logs = torch.where(class_sizes > 0, class_sizes, 1.0).log()
     logs = torch.where(class_sizes > 0, logs - logs.sum() / (class_sizes > 0).sum(), 0.0)
-    return None if float(logs.abs().max()) <= WEIGHTING.max_equal_log_frequency else logs
+    return None if float(logs.abs().max()) <= max_equal_log_frequency else logs
+
+
+#: Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats. Of 5, 3 and 2 on 240
+#: development tasks, confirmed on 200 others.
+LOGIT_PRIOR_STD = 3.0
+#: Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets. Of 0, 0.25, 0.5
+#: and 0.75 on 144 problems with rare classes and 200 tables.
+FREQUENCY_FACTOR_MEAN = 0.5
+#: Prior standard deviation of this factor.
+FREQUENCY_FACTOR_STD = 0.5
+#: Cosines with a lower mean variance over the classes do not separate classes; also the minimum curvature.
+MIN_VARIANCE = 1e-12
 
 
 def _fit_logits(
@@ -177,6 +153,12 @@ def _fit_logits(
     The cosines are (views, n, num_classes). The results are float64: factors (views,), exponents (views,) and losses
     (views, n).
     """
+    # Maximum number of steps.
+    max_steps = 50
+    # Fractions of a step that are tried until the loss decreases.
+    step_fractions = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
+    # The search stops if the loss decreases by less, in nats per row.
+    loss_tolerance = 1e-7
     n = len(labels)
     true = cosines.gather(2, labels[None, :, None].expand(len(cosines), n, 1))[:, :, 0]
     cosines = select_by_class_mask(cosines, mask)
@@ -187,10 +169,10 @@ def _fit_logits(
     for rows in blocks:
         variance[:, rows] = cosines[:, rows].var(dim=2, correction=0)
     spread = variance.mean(dim=1).double()
-    separates = spread >= NEWTON.min_variance
-    ridge = spread / (WEIGHTING.logit_prior_std**2 * n)
+    separates = spread >= MIN_VARIANCE
+    ridge = spread / (LOGIT_PRIOR_STD**2 * n)
     logs = None if frequencies is None else frequencies[mask].to(cosines.dtype)
-    prior = 0.0 if logs is None else 1 / (WEIGHTING.frequency_factor_std**2 * n)
+    prior = 0.0 if logs is None else 1 / (FREQUENCY_FACTOR_STD**2 * n)
 
     def evaluate(factor: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the objective (views,), losses (views, n), and the first and second derivatives (5, views)."""
@@ -211,22 +193,22 @@ def _fit_logits(
                 moments += [log_mean - frequencies[labels[rows]], p @ logs.square() - log_mean.square()]
                 moments += [product @ logs - mean * log_mean]
             derivatives[: len(moments)] += torch.stack(moments).double() @ row_weights
-        excess = exponent - WEIGHTING.frequency_factor_mean
+        excess = exponent - FREQUENCY_FACTOR_MEAN
         derivatives[0] += ridge * factor
         derivatives[1] += ridge
         derivatives[2] += prior * excess
         derivatives[3] += prior
         return losses.mean(dim=1) + (ridge * factor**2 + prior * excess**2) / 2, losses, derivatives
 
-    factor = torch.where(separates, spread.clamp_min(NEWTON.min_variance).rsqrt(), 0.0)
-    exponent = torch.full_like(factor, 0.0 if logs is None else WEIGHTING.frequency_factor_mean)
+    factor = torch.where(separates, spread.clamp_min(MIN_VARIANCE).rsqrt(), 0.0)
+    exponent = torch.full_like(factor, 0.0 if logs is None else FREQUENCY_FACTOR_MEAN)
     value, losses, derivatives = evaluate(factor, exponent)
     done = torch.zeros_like(separates)
-    for _ in range(NEWTON.max_steps):
+    for _ in range(max_steps):
         step, log_step, expected_drop = _newton_step(derivatives, factor, separates, logs is not None)
-        near = expected_drop < NEWTON.loss_tolerance  # take the whole step: rounding errors could hide the decrease
+        near = expected_drop < loss_tolerance  # take the whole step: rounding errors could hide the decrease
         start, pending = (factor, exponent, value), ~done
-        for shrink in NEWTON.step_fractions:
+        for shrink in step_fractions:
             trial = (start[0] - shrink * step).clamp_min(0.0), start[1] - shrink * log_step
             trial_value, trial_losses, trial_derivatives = evaluate(*trial)
             taken = pending & (near | (trial_value < start[2]))
@@ -250,26 +232,34 @@ def _newton_step(
     The derivatives are (5, views). A step keeps its factor >= 0.
     """
     slope, curvature, log_slope, log_curvature, mixed = derivatives
-    curvature = curvature.clamp_min(NEWTON.min_variance)
+    curvature = curvature.clamp_min(MIN_VARIANCE)
     step = slope / curvature * separates
     if not has_exponent:
         return step, torch.zeros_like(step), slope * step / 2
     mixed = mixed * separates
     rest = log_curvature - mixed.square() / curvature  # with the best factor
-    log_step = (log_slope - mixed * step) / rest.clamp_min(NEWTON.min_variance)
+    log_step = (log_slope - mixed * step) / rest.clamp_min(MIN_VARIANCE)
     step = step - mixed * log_step / curvature
-    alone = (log_slope - mixed * factor) / log_curvature.clamp_min(NEWTON.min_variance)
+    alone = (log_slope - mixed * factor) / log_curvature.clamp_min(MIN_VARIANCE)
     ends = step >= factor  # the factor stays at 0, or becomes 0: the best exponent there
     step, log_step = torch.where(ends, factor, step), torch.where(ends, alone, log_step)
     return step, log_step, (slope * step + log_slope * log_step) / 2
 
 
+#: Excess log-loss at which a view's weight is divided by e, in nats per row.
+LOSS_SCALE = 0.15
+#: Minimum of this excess, in nats summed over all rows.
+MIN_TOTAL_LOSS_SCALE = 4.0
+#: A view gets weight 0 if its fraction of the influence of all views is smaller.
+MIN_INFLUENCE = 0.01
+
+
 def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     """Compute the weight of each view by its own held-out log-loss: lower losses give larger weights.
 
-    The influence of a view is ``exp(-excess loss / WEIGHTING.loss_scale)``, with a larger scale if rows are few. The
+    The influence of a view is ``exp(-excess loss / LOSS_SCALE)``, with a larger scale if rows are few. The
     excess loss is that over the best view. The weight is proportional to the influence divided by the standard
-    deviation of its cosines over the classes. A view with less than ``WEIGHTING.min_influence`` of the total influence
+    deviation of its cosines over the classes. A view with less than ``MIN_INFLUENCE`` of the total influence
     gets weight 0. Jointly fitted weights would overfit to few rows.
 
     Args:
@@ -282,14 +272,20 @@ def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
     means = torch.stack([loss.mean() for loss in losses])
-    softness = max(WEIGHTING.loss_scale, WEIGHTING.min_total_loss_scale / len(losses[0]))
+    softness = max(LOSS_SCALE, MIN_TOTAL_LOSS_SCALE / len(losses[0]))
     influence = torch.exp((means.min() - means) / softness)
-    influence = torch.where(influence >= WEIGHTING.min_influence * influence.sum(), influence, 0.0)
+    influence = torch.where(influence >= MIN_INFLUENCE * influence.sum(), influence, 0.0)
     spread = torch.stack([view.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for view in cosines])
     weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
     if not bool(weights.sum() > 0):  # no view separates rows
         weights[-1] = 1.0
     return weights / weights.sum()
+
+
+#: Factor on the divergence of joint weights from their start, in nats over all rows.
+WEIGHT_SHRINKAGE = 10.0
+#: Maximum number of cosines that joint weights are fitted to.
+MAX_WEIGHTED_COSINES = 2**22
 
 
 def fit_view_weights(
@@ -302,8 +298,8 @@ def fit_view_weights(
     """Fit the weights of all views jointly to held-out rows, shrunk towards given weights.
 
     The objective is the log-loss of the weighted sum of the views' cosines, plus a penalty on the Kullback-Leibler
-    divergence from the initial weights; see ``WEIGHTING.weight_shrinkage``. Few rows thus hardly change the weights. A
-    view with a positive initial weight keeps at least ``WEIGHTING.min_influence`` of the influence, which is the weight
+    divergence from the initial weights; see ``WEIGHT_SHRINKAGE``. Few rows thus hardly change the weights. A
+    view with a positive initial weight keeps at least ``MIN_INFLUENCE`` of the influence, which is the weight
     times the standard deviation of the view's cosines.
 
     Args:
@@ -319,7 +315,7 @@ def fit_view_weights(
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
     used, seen = initial_weights.nonzero().flatten(), class_sizes > 0
-    max_rows = max(1, int(WEIGHTING.max_cosines / (len(used) * int(seen.sum()))))
+    max_rows = max(1, int(MAX_WEIGHTED_COSINES / (len(used) * int(seen.sum()))))
     rows = slice(None, None, math.ceil(len(labels) / max_rows))
     targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
     importance = torch.ones(len(labels), dtype=torch.float64) if row_weights is None else row_weights
@@ -336,20 +332,24 @@ def fit_view_weights(
         x = x.detach().requires_grad_(True)
         log_influence = x[:-2].log_softmax(dim=0)
         logits = x[-2].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
-        size = logits.var(dim=1, correction=0).mean() / WEIGHTING.logit_prior_std**2
-        size = size + ((x[-1] - WEIGHTING.frequency_factor_mean) / WEIGHTING.frequency_factor_std).square()
+        size = logits.var(dim=1, correction=0).mean() / LOGIT_PRIOR_STD**2
+        size = size + ((x[-1] - FREQUENCY_FACTOR_MEAN) / FREQUENCY_FACTOR_STD).square()
         if logs is not None:
             logits = logits + x[-1] * logs
-        divergence = WEIGHTING.weight_shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
+        divergence = WEIGHT_SHRINKAGE * (log_influence.exp() * (log_influence - prior.log())).sum()
         log_p = importance * logits.log_softmax(dim=1)
         loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTING.frequency_factor_mean])]))
-    influence = fitted[:-2].softmax(dim=0).clamp_min(WEIGHTING.min_influence)
+    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, FREQUENCY_FACTOR_MEAN])]))
+    influence = fitted[:-2].softmax(dim=0).clamp_min(MIN_INFLUENCE)
     weights = torch.zeros_like(initial_weights)
     weights[used] = influence / spread
     return weights / weights.sum()
+
+
+#: Mean log-losses that differ by at most this count as equal, in nats per row.
+LOSS_TIE_TOLERANCE = 2e-3
 
 
 def is_worse_by_one_error(
@@ -357,7 +357,7 @@ def is_worse_by_one_error(
 ) -> bool:
     """Test whether losses (n,) exceed reference losses (n,) by more than one standard error of the mean difference.
 
-    The mean difference must also exceed ``WEIGHTING.loss_tie_tolerance``, in nats per row, since even two similar
+    The mean difference must also exceed ``LOSS_TIE_TOLERANCE``, in nats per row, since even two similar
     fits differ by that.
 
     Args:
@@ -371,7 +371,7 @@ def is_worse_by_one_error(
     """
     excess = losses - reference
     error = float(excess.std(correction=0)) / math.sqrt(len(excess))
-    return float(excess.mean()) > min(max_tolerated, max(WEIGHTING.loss_tie_tolerance, error)) + margin / len(excess)
+    return float(excess.mean()) > min(max_tolerated, max(LOSS_TIE_TOLERANCE, error)) + margin / len(excess)
 
 
 def select_simplest_within_one_error(losses: list[Tensor]) -> int:

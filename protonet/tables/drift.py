@@ -33,34 +33,6 @@ from protonet.tables.columns.parsing import is_missing
 from protonet.tables.table import RowBlock, Table
 
 
-@dataclass(frozen=True)
-class DriftThresholds:
-    """Thresholds for warnings about drifted columns; tests/tables/test_suspicious.py measures the false alarms."""
-
-    #: Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four.
-    min_quantile_intervals: int = 16
-    max_quantile_intervals: int = 64
-    max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
-    max_examined_rows: int = 4096  #: Maximum number of rows of a block that are examined, equally spaced.
-    #: Minimum increase from training to new rows of the fraction of cells that are missing, outside the training range,
-    #: or of rare categories.
-    min_fraction_increase: float = 0.5
-    #: Maximum number of training rows in the interval that holds all new cells, relative to the smallest class.
-    max_training_fraction_in_new_range: float = 0.5
-    #: Minimum distance of a single reported cell from the training range, as a multiple of the width of the range.
-    min_outlier_distance: float = 100.0
-    #: Maximum width of the training range, in interquartile ranges, of a column in which single cells are reported.
-    max_range_in_iqrs: float = 6.0
-    #: Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
-    min_rows_per_class: int = 16
-    max_false_alarm_rate: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
-    #: Maximum number of rows that a significance test counts; more are scaled down to it.
-    max_rows_in_significance_test: int = 1000
-
-
-DRIFT_THRESHOLDS = DriftThresholds()
-
-
 def compute_column_statistics(
     cells: Sequence[np.ndarray], encoding: Encoding | None, class_counts: Sequence[int]
 ) -> Any:
@@ -70,9 +42,14 @@ def compute_column_statistics(
     fraction of missing cells of each column and, for numbers and dates, quantiles; the mean number of rows per class;
     and the fraction of the rows in the smallest class.
     """
+    # Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four.
+    min_quantile_intervals = 16
+    max_quantile_intervals = 64
+    # Maximum number of stored quantiles of all columns together.
+    max_quantiles = 2**17
     statistics: list[JsonDict] = []
-    limits = (DRIFT_THRESHOLDS.min_quantile_intervals, DRIFT_THRESHOLDS.max_quantile_intervals)
-    n_steps = sorted([*limits, DRIFT_THRESHOLDS.max_quantiles // (4 * len(cells)) * 4])[1]
+    limits = (min_quantile_intervals, max_quantile_intervals)
+    n_steps = sorted([*limits, max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_fitted_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
@@ -99,6 +76,10 @@ class ColumnCounts:
     maximum: float = -math.inf  #: The largest value.
 
 
+#: Maximum fraction of tables without drift in which any column is reported.
+MAX_FALSE_ALARM_RATE = 0.01
+
+
 @dataclass
 class DriftMonitor:
     """Compares new rows with the statistics of the training rows, block by block."""
@@ -117,8 +98,10 @@ class DriftMonitor:
 
     def update(self, block: RowBlock) -> None:
         """Add the rows of a block to the counts of the new rows."""
+        # Maximum number of rows of a block that are examined, equally spaced.
+        max_examined_rows = 4096
         columns = list_fitted_columns(self.encoding, self.n_columns)
-        step = -(-len(block.positions) // DRIFT_THRESHOLDS.max_examined_rows)
+        step = -(-len(block.positions) // max_examined_rows)
         for index, counts in enumerate(self.column_counts):
             column, cells = columns[index], block.columns[index][::step]
             numeric = column.to_numeric(cells)
@@ -147,6 +130,10 @@ class DriftMonitor:
 
     def _describe_drift(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
         """Describe the drift of a column from its ``counts`` in new rows and its training statistics; "" for none."""
+        # Maximum number of training rows in the interval that holds all new cells, relative to the smallest class.
+        max_training_fraction_in_new_range = 0.5
+        # Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
+        min_rows_per_class = 16
         n_present = counts.n_cells - counts.n_missing
         if self._is_significant_increase(counts.n_missing, counts.n_cells, statistics["missing"]):
             return f"most cells are missing; in training {_format_percentage(statistics['missing'])} were"
@@ -165,14 +152,14 @@ class DriftMonitor:
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.training_statistics["smallest"]
         if (
-            relative < DRIFT_THRESHOLDS.max_training_fraction_in_new_range
-            and n_present * relative ** (n_present - 1) < DRIFT_THRESHOLDS.max_false_alarm_rate / self.n_columns
+            relative < max_training_fraction_in_new_range
+            and n_present * relative ** (n_present - 1) < MAX_FALSE_ALARM_RATE / self.n_columns
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_format_percentage(fraction)}"
             return f"all rows {interval}; in training {training} were{another_unit}"
-        if counts.n_outliers and per_class >= DRIFT_THRESHOLDS.min_rows_per_class:
+        if counts.n_outliers and per_class >= min_rows_per_class:
             rows = "1 row is" if counts.n_outliers == 1 else f"{counts.n_outliers} rows are"
             example = column.format_value(counts.last_outlier)
             return f"{rows} far outside {training_range}, such as {example}{another_unit}"
@@ -185,20 +172,24 @@ class DriftMonitor:
 
         The reference is by default the fraction in training.
         """
+        # Minimum increase from training to new rows of the fraction of cells that are missing, outside the training
+        # range, or of rare categories.
+        min_fraction_increase = 0.5
+        # Maximum number of rows that a significance test counts; more are scaled down to it.
+        max_rows_in_significance_test = 1000
         if (
             not n_rows
-            or count / n_rows - (training_fraction if reference is None else reference)
-            < DRIFT_THRESHOLDS.min_fraction_increase
+            or count / n_rows - (training_fraction if reference is None else reference) < min_fraction_increase
         ):
             return False
         n = self.training_statistics["per_class"]
-        if n_rows > (limit := DRIFT_THRESHOLDS.max_rows_in_significance_test):
+        if n_rows > (limit := max_rows_in_significance_test):
             count, n_rows = count * limit // n_rows, limit
         from scipy.stats import hypergeom  # noqa: PLC0415 - slow to import
 
         # Fisher's exact test: the probability of as many unusual rows if both samples have the same distribution.
         p_value = hypergeom.sf(count - 1, n + n_rows, count + math.ceil(training_fraction * n), n_rows)
-        return bool(p_value < DRIFT_THRESHOLDS.max_false_alarm_rate / self.n_columns)
+        return bool(p_value < MAX_FALSE_ALARM_RATE / self.n_columns)
 
 
 def monitor_drift(table: Table, monitor: DriftMonitor) -> Iterator[RowBlock]:
@@ -219,10 +210,14 @@ def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> flo
 
 def _outlier_distance(quantiles: Sequence[float]) -> float:
     """Compute the distance from the training range beyond which a cell is reported; infinite for long tails."""
+    # Minimum distance of a single reported cell from the training range, as a multiple of the width of the range.
+    min_outlier_distance = 100.0
+    # Maximum width of the training range, in interquartile ranges, of a column in which single cells are reported.
+    max_range_in_iqrs = 6.0
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
-    has_no_long_tails = 0 < width <= DRIFT_THRESHOLDS.max_range_in_iqrs * interquartile_range
-    return DRIFT_THRESHOLDS.min_outlier_distance * width if has_no_long_tails else math.inf
+    has_no_long_tails = 0 < width <= max_range_in_iqrs * interquartile_range
+    return min_outlier_distance * width if has_no_long_tails else math.inf
 
 
 def _format_percentage(fraction: float) -> str:

@@ -9,46 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class GroupColumnThresholds:
-    """Thresholds to detect a column that identifies groups of rows. A repeated value is one that several rows have.
-
-    The tables of tests/tables/test_suspicious.py were not used to choose the thresholds.
-    """
-
-    min_repeated_values: int = 8  #: Minimum number of repeated values.
-    #: Minimum number of repeated values per class. An ordinary feature with fewer values may well determine the class.
-    min_repeated_values_per_class: int = 3
-    min_repeated_row_fraction: float = 0.5  #: Minimum fraction of rows that have a repeated value.
-    #: Maximum fraction of the rows with a repeated value whose class is not that of most rows with this value.
-    max_minority_fraction: float = 0.13
-    #: A significance test divides the rows of each value into blocks of this many rows. It counts the blocks whose rows
-    #: have a single class.
-    rows_per_test_block: int = 4
-    #: Maximum probability of at least that many blocks of a single class if class and value were independent.
-    max_p_value: float = 1e-3
-    max_p_value_for_group_names: float = 0.05  #: The same maximum for a column that is named like a group.
-    #: Maximum variance of the numbers of rows per value, relative to their mean, to call these numbers equal. For
-    #: rows with random values, the ratio is about 1.
-    max_group_size_dispersion: float = 0.25
-    min_code_digits: int = 4  #: Minimum number of digits of integers that may be codes.
-    #: Minimum length of values of digits and letters that may be codes. All values must have the same length.
-    min_code_length: int = 6
-    min_code_fraction: float = 0.9  #: Minimum fraction of the values that follow a pattern of codes.
-    #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
-    max_relative_range_of_running_numbers: float = 1.2
-    min_evidence_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
-    #: Minimum points of evidence to advise the user to hold out its groups together.
-    min_certain_evidence_points: int = 3
-
-
-GROUP_COLUMN_THRESHOLDS = GroupColumnThresholds()
 #: Nouns that name groups of rows, in lower case without accents: English, German, French, Spanish, Portuguese, Italian,
 #: Dutch, Polish, Russian; Chinese, Japanese, Korean.
 _GROUP_NOUNS = (
@@ -69,16 +33,20 @@ _GROUP_NAME_PATTERN = re.compile(f"(?:{_GROUP_NOUNS})(?:(?:e?n|s)?(?:{_ID_SUFFIX
 _ID_SUFFIX_PATTERN, _ID_PATTERN = re.compile(_ID_SUFFIXES), re.compile(_ID_WORDS)
 
 
+#: Minimum points of evidence to advise the user to hold out its groups together.
+GROUP_MIN_CERTAIN_EVIDENCE_POINTS = 3
+
+
 class GroupColumnEvidence(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
-    evidence_points: int  #: Points of evidence, at least `GroupColumnThresholds.min_evidence_points`.
+    evidence_points: int  #: Points of evidence, at least 2.
     n_repeated_values: int  #: The number of values that several rows have.
 
     @property
     def is_certain(self) -> bool:
         """Whether the evidence is strong enough to advise the user to group by this column."""
-        return self.evidence_points >= GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
+        return self.evidence_points >= GROUP_MIN_CERTAIN_EVIDENCE_POINTS
 
 
 def detect_group_column(
@@ -105,6 +73,23 @@ def detect_group_column(
     Returns:
         The evidence; None if the column identifies no groups.
     """
+    # Minimum number of repeated values.
+    min_repeated_values = 8
+    # Minimum number of repeated values per class. An ordinary feature with fewer values may well determine the class.
+    min_repeated_values_per_class = 3
+    # Minimum fraction of rows that have a repeated value.
+    min_repeated_row_fraction = 0.5
+    # Maximum fraction of the rows with a repeated value whose class is not that of most rows with this value.
+    max_minority_fraction = 0.13
+    # Maximum probability of at least that many blocks of a single class if class and value were independent.
+    max_p_value = 1e-3
+    # The same maximum for a column that is named like a group.
+    max_p_value_for_group_names = 0.05
+    # Maximum variance of the numbers of rows per value, relative to their mean, to call these numbers equal. For rows
+    # with random values, the ratio is about 1.
+    max_group_size_dispersion = 0.25
+    # Minimum points of evidence to ask the user whether a column identifies groups.
+    min_evidence_points = 2
     sorted_values = np.sort(values)
     if not (sorted_values[1:] == sorted_values[:-1]).any():  # fast exit: no value repeats in most columns
         return None
@@ -112,28 +97,24 @@ def detect_group_column(
     levels, level_of, counts = np.unique(values, return_inverse=True, return_counts=True)
     repeated = counts > 1
     n_rows = int(counts[repeated].sum())
-    min_values = max(
-        GROUP_COLUMN_THRESHOLDS.min_repeated_values,
-        GROUP_COLUMN_THRESHOLDS.min_repeated_values_per_class * len(classes),
-    )
-    if repeated.sum() < min_values or n_rows < GROUP_COLUMN_THRESHOLDS.min_repeated_row_fraction * n:
+    min_values = max(min_repeated_values, min_repeated_values_per_class * len(classes))
+    if repeated.sum() < min_values or n_rows < min_repeated_row_fraction * n:
         return None
     pair_counts = np.bincount(level_of * len(classes) + y, minlength=len(levels) * len(classes))
     class_counts = pair_counts.reshape(len(levels), -1)[repeated]  # (repeated values, classes)
-    if n_rows - class_counts.max(axis=1).sum() > GROUP_COLUMN_THRESHOLDS.max_minority_fraction * n_rows:
+    if n_rows - class_counts.max(axis=1).sum() > max_minority_fraction * n_rows:
         return None
     name_points = score_group_name(name)
-    is_group_name = name_points == GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
-    limits = GROUP_COLUMN_THRESHOLDS
-    max_chance = limits.max_p_value_for_group_names if is_group_name else limits.max_p_value
+    is_group_name = name_points == GROUP_MIN_CERTAIN_EVIDENCE_POINTS
+    max_chance = max_p_value_for_group_names if is_group_name else max_p_value
     if _log_p_value_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
     if ordered and not is_group_name and not adjacent and _classes_change_seldom(class_counts.argmax(axis=1)):
         return None
-    equal_sizes = counts[repeated].var() <= limits.max_group_size_dispersion * counts[repeated].mean()
+    equal_sizes = counts[repeated].var() <= max_group_size_dispersion * counts[repeated].mean()
     points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
-    return GroupColumnEvidence(points, len(class_counts)) if points >= limits.min_evidence_points else None
+    return GroupColumnEvidence(points, len(class_counts)) if points >= min_evidence_points else None
 
 
 def score_group_name(name: str) -> int:
@@ -143,7 +124,7 @@ def score_group_name(name: str) -> int:
     and "Probandennummer" name groups, "patient_age" does not.
 
     Returns:
-        `GroupColumnThresholds.min_certain_evidence_points` for the name of a group, 1 for another name with "id", 0 for
+        ``GROUP_MIN_CERTAIN_EVIDENCE_POINTS`` for the name of a group, 1 for another name with "id", 0 for
         other names.
     """
     words = _split_name(name)
@@ -151,7 +132,7 @@ def score_group_name(name: str) -> int:
     while len(words) > 1 and _ID_SUFFIX_PATTERN.fullmatch(words[-1]):
         words.pop()
     if words and _GROUP_NAME_PATTERN.fullmatch(words[-1]):
-        return GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
+        return GROUP_MIN_CERTAIN_EVIDENCE_POINTS
     return int(is_id)
 
 
@@ -169,8 +150,16 @@ def _has_id_word(words: Sequence[str]) -> bool:
 
 def score_group_values(levels: np.ndarray) -> int:
     """Score how much values (m,) look like identifiers: 2 for codes, 1 for consecutive or long integers, else 0."""
+    # Minimum number of digits of integers that may be codes.
+    min_code_digits = 4
+    # Minimum length of values of digits and letters that may be codes. All values must have the same length.
+    min_code_length = 6
+    # Minimum fraction of the values that follow a pattern of codes.
+    min_code_fraction = 0.9
+    # Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
+    max_relative_range_of_running_numbers = 1.2
     words = levels.tolist() if levels.dtype.kind in "US" else []
-    min_alike = GROUP_COLUMN_THRESHOLDS.min_code_fraction * len(levels)
+    min_alike = min_code_fraction * len(levels)
     if words and not all(word.isdecimal() for word in words):
         patterns = [re.sub(r"\d+", "#", word) for word in words]
         common = max(set(patterns), key=patterns.count)
@@ -178,13 +167,13 @@ def score_group_values(levels: np.ndarray) -> int:
             return 2
         n_codes = sum(bool(re.fullmatch(r"(?=.*\d)[\w-]+", word)) for word in words)
         lengths = {len(word) for word in words}
-        equal_length = len(lengths) == 1 and len(words[0]) >= GROUP_COLUMN_THRESHOLDS.min_code_length
+        equal_length = len(lengths) == 1 and len(words[0]) >= min_code_length
         return 2 if n_codes >= min_alike and equal_length else 0
     numeric = np.sort(levels.astype(np.float64))
     if not np.array_equal(numeric, np.rint(numeric)):
         return 0
-    running = numeric[-1] - numeric[0] < GROUP_COLUMN_THRESHOLDS.max_relative_range_of_running_numbers * len(numeric)
-    return int(running or np.abs(numeric).min() >= 10 ** (GROUP_COLUMN_THRESHOLDS.min_code_digits - 1))
+    running = numeric[-1] - numeric[0] < max_relative_range_of_running_numbers * len(numeric)
+    return int(running or np.abs(numeric).min() >= 10 ** (min_code_digits - 1))
 
 
 def _log_p_value_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
@@ -192,10 +181,13 @@ def _log_p_value_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """
+    # A significance test divides the rows of each value into blocks of this many rows. It counts the blocks whose rows
+    # have a single class.
+    rows_per_test_block = 4
     order = np.argsort(level_of, kind="stable")
     level, y = level_of[order], labels[order]
     start = np.searchsorted(level, level)  # the first row of the same value
-    is_first = (np.arange(len(y)) - start) % GROUP_COLUMN_THRESHOLDS.rows_per_test_block == 0
+    is_first = (np.arange(len(y)) - start) % rows_per_test_block == 0
     piece = np.cumsum(is_first) - 1
     sizes = np.bincount(piece)
     several = sizes > 1
@@ -219,23 +211,17 @@ def _classes_change_seldom(classes: np.ndarray) -> bool:
     return int((classes[1:] != classes[:-1]).sum()) < lower
 
 
-@dataclass(frozen=True)
-class LeakageThresholds:
-    """Thresholds to detect row indices, and columns that leak the labels."""
-
-    min_rows: int = 10  #: Minimum number of rows of a table; fewer rows may be in order by chance.
-    #: Maximum range (maximum minus minimum) of distinct integers that are row indices, relative to the number of rows.
-    #: Ten random integers from twelve are all different in only four of a thousand cases.
-    max_relative_range_of_row_indices: float = 1.2
-
-
-LEAKAGE_THRESHOLDS = LeakageThresholds()
+#: Minimum number of rows of a table; fewer rows may be in order by chance.
+MIN_ROWS = 10
 
 
 def explain_row_index(name: str, column: np.ndarray) -> str:
     """Explain to users why a column of numbers (n,), in file order, seems to be a row index; "" if it seems not."""
+    # Maximum range (maximum minus minimum) of distinct integers that are row indices, relative to the number of rows.
+    # Ten random integers from twelve are all different in only four of a thousand cases.
+    max_relative_range_of_row_indices = 1.2
     n = len(column)
-    if n < LEAKAGE_THRESHOLDS.min_rows or not np.array_equal(column, np.rint(column)):
+    if n < MIN_ROWS or not np.array_equal(column, np.rint(column)):
         return ""
     ordered = np.sort(column)
     if not (ordered[1:] > ordered[:-1]).all():
@@ -244,17 +230,13 @@ def explain_row_index(name: str, column: np.ndarray) -> str:
         return "distinct integers in the order of the rows"
     if _has_id_word(_split_name(name)):
         return "a distinct identifier for each row"
-    return (
-        "a distinct number for each row"
-        if ordered[-1] - ordered[0] < LEAKAGE_THRESHOLDS.max_relative_range_of_row_indices * n
-        else ""
-    )
+    return "a distinct number for each row" if ordered[-1] - ordered[0] < max_relative_range_of_row_indices * n else ""
 
 
 def explain_leakage(column: np.ndarray, labels: np.ndarray) -> str:
     """Explain to users why the numbers (n,) of a column may leak the labels (n,), as a predicate; "" if not."""
     n, ordered = len(column), np.sort(column)
-    if n < LEAKAGE_THRESHOLDS.min_rows or ordered[0] == ordered[-1]:
+    if n < MIN_ROWS or ordered[0] == ordered[-1]:
         return ""
     n_distinct, monotonic = 1 + int((ordered[1:] != ordered[:-1]).sum()), _is_monotonic(column)
     distinct_integers = n_distinct == n and np.array_equal(column, np.rint(column))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -111,7 +110,7 @@ def test_the_first_suggestions_are_typical_of_all_classes_in_any_unit() -> None:
 
 
 def test_uncertain_rows_are_suggested_among_many(network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(active, "SUGGESTION", replace(active.SUGGESTION, max_unlabelled_rows=60))
+    monkeypatch.setattr(active, "MAX_COMPARED_ROWS", 60)
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
     uncertainty = active.predict_top_two_classes(network, x).uncertainty
     chosen = active.suggest_rows(network, x, 20, range(3))

@@ -33,7 +33,7 @@ from protonet.fit.names import (
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.selection.folds import split_folds
-from protonet.selection.scoring import WEIGHTING
+from protonet.selection.scoring import LOGIT_PRIOR_STD
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.picture import Picture
@@ -117,7 +117,7 @@ def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, wei
             vectors_of_class = [x[other] for other in range(len(x)) if other != row and labels[other] == label]
             total = np.sum([*vectors_of_class, weight * names[label]], axis=0)
             cosines[row, label] = x[row] @ total / np.linalg.norm(total)
-    ridge = cosines.var(axis=1).mean() / (WEIGHTING.logit_prior_std**2 * len(x))
+    ridge = cosines.var(axis=1).mean() / (LOGIT_PRIOR_STD**2 * len(x))
 
     def loss(factor: float, ridge: float = 0) -> float:
         logits = factor * cosines

@@ -38,7 +38,7 @@ from protonet.fit.search import (
 )
 from protonet.fit.solver import solve
 from protonet.selection import scoring
-from protonet.selection.scoring import WEIGHTING, fit_view_weights, row_slices, weights_from_losses
+from protonet.selection.scoring import MIN_INFLUENCE, fit_view_weights, row_slices, weights_from_losses
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views import VIEW_FAMILIES
 from protonet.views.density import DensitySpec
@@ -311,7 +311,7 @@ def test_an_untrained_prior_returns_the_weights_that_held_out_rows_suggest(seed:
 
 
 def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "WEIGHTING", replace(WEIGHTING, values_per_block=10_000))
+    monkeypatch.setattr(scoring, "VALUES_PER_BLOCK", 10000)
     rows, cosines, labels = draw(0, n=900)
     assert len(list(row_slices(900, 4 * 5))) > 1
     evidence = build_prior_input(rows, TAG_FLAGS, cosines, labels)
@@ -352,7 +352,7 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
         assert float(weights.sum()) == pytest.approx(1)
         fractions = weights * evidence.view_spreads
         fractions = fractions / fractions.sum()
-        assert bool(((fractions == 0) | (fractions >= 0.99 * WEIGHTING.min_influence)).all())
+        assert bool(((fractions == 0) | (fractions >= 0.99 * MIN_INFLUENCE)).all())
         assert size > 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
     cosines[torch.arange(60), labels] += signal
     factor, losses = scoring.fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=1).mean() / (scoring.WEIGHTING.logit_prior_std**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (scoring.LOGIT_PRIOR_STD**2 * 60)
 
     def objective(beta: float) -> float:
         return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
@@ -88,7 +87,7 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
 
 
 def test_many_cosines_are_scored_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "WEIGHTING", replace(scoring.WEIGHTING, values_per_block=2**16))
+    monkeypatch.setattr(scoring, "VALUES_PER_BLOCK", 2**16)
     n, classes = 1500, 101
     generator = torch.Generator().manual_seed(0)
     cosines, labels = torch.randn(n, classes, generator=generator), torch.arange(n) % 100
@@ -136,7 +135,7 @@ def test_soft_weights_follow_losses_rows_and_spread() -> None:
     assert scoring.weights_from_losses([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]  # of few rows they differ less
     weights = scoring.weights_from_losses([torch.eye(4)] * 2, losses)
-    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / scoring.WEIGHTING.min_total_loss_scale))
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / scoring.MIN_TOTAL_LOSS_SCALE))
     losses = [torch.ones(4, dtype=torch.float64)] * 2  # small cosines get a larger weight for the same influence
     weights = scoring.weights_from_losses([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
@@ -165,8 +164,8 @@ def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
         fraction = np.exp(log_softmax(np.append(point[:2], 0.0)))
         logits = np.exp(point[2]) * np.tensordot(fraction, views, axes=1)
         held_out = (
-            scoring.WEIGHTING.weight_shrinkage * (fraction * np.log(fraction / prior)).sum()
-            + logits.var(axis=1).mean() / scoring.WEIGHTING.logit_prior_std**2 / 2
+            scoring.WEIGHT_SHRINKAGE * (fraction * np.log(fraction / prior)).sum()
+            + logits.var(axis=1).mean() / scoring.LOGIT_PRIOR_STD**2 / 2
         )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
@@ -221,8 +220,8 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
 
     def objective(x: np.ndarray) -> float:
         log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
-        prior = spread * (x[0] / scoring.WEIGHTING.logit_prior_std) ** 2
-        prior += ((x[1] - scoring.WEIGHTING.frequency_factor_mean) / scoring.WEIGHTING.frequency_factor_std) ** 2
+        prior = spread * (x[0] / scoring.LOGIT_PRIOR_STD) ** 2
+        prior += ((x[1] - scoring.FREQUENCY_FACTOR_MEAN) / scoring.FREQUENCY_FACTOR_STD) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
     best = scipy.optimize.minimize(objective, [1.0, 0.5], tol=1e-10).x
@@ -248,7 +247,7 @@ def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
 
     def objective(exponent: float) -> float:
         log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
-        prior = ((exponent - scoring.WEIGHTING.frequency_factor_mean) / scoring.WEIGHTING.frequency_factor_std) ** 2
+        prior = ((exponent - scoring.FREQUENCY_FACTOR_MEAN) / scoring.FREQUENCY_FACTOR_STD) ** 2
         return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
 
     assert factor == 0

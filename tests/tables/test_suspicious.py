@@ -16,9 +16,9 @@ import pytest
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.drift import DRIFT_THRESHOLDS, DriftMonitor, compute_column_statistics
+from protonet.tables.drift import MAX_FALSE_ALARM_RATE, DriftMonitor, compute_column_statistics
 from protonet.tables.suspicious import (
-    GROUP_COLUMN_THRESHOLDS,
+    GROUP_MIN_CERTAIN_EVIDENCE_POINTS,
     detect_group_column,
     explain_leakage,
     explain_row_index,
@@ -122,7 +122,7 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    certain = GROUP_COLUMN_THRESHOLDS.min_certain_evidence_points
+    certain = GROUP_MIN_CERTAIN_EVIDENCE_POINTS
     for points, names in ((certain, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
             assert score_group_name(name) == points, name
@@ -219,7 +219,7 @@ def test_false_alarms_are_rare(new: str) -> None:
         new_y = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         reported += bool(warn(*fit(draw(rng, y), y), draw(rng, new_y)))
     # 1 % of them, and three standard errors
-    expected = DRIFT_THRESHOLDS.max_false_alarm_rate * tables
+    expected = MAX_FALSE_ALARM_RATE * tables
     assert reported <= expected + 3 * math.sqrt(expected)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
 from protonet.fit.solver import fit_solution
-from protonet.selection.scoring import WEIGHTING
+from protonet.selection.scoring import LOGIT_PRIOR_STD, LOSS_SCALE, MIN_TOTAL_LOSS_SCALE
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import BIAS
 
@@ -99,7 +99,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     spread = _compute_score_std(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, can_leave_out[:, None])
     count = can_leave_out.sum(dim=1, keepdim=True)
-    softness = (WEIGHTING.min_total_loss_scale / count.clamp_min(1)).clamp_min(WEIGHTING.loss_scale)
+    softness = (MIN_TOTAL_LOSS_SCALE / count.clamp_min(1)).clamp_min(LOSS_SCALE)
     prior = hot.new_tensor([view.prior_weight for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
@@ -181,7 +181,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(MIN_POSITIVE_VALUE)[..., None, :].expand_as(scores)
     spread = _compute_score_std(scores, row_weights)[..., 0, 0]
-    ridge = spread.square() / (WEIGHTING.logit_prior_std**2 * count)
+    ridge = spread.square() / (LOGIT_PRIOR_STD**2 * count)
     true = (scores * hot).sum(dim=-2)
 
     def mean(values: Tensor) -> Tensor:

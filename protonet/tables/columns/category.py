@@ -22,24 +22,19 @@ from protonet.tables.delimited import MISSING_TEXTS
 from protonet.views.config import UntrustedComponent, raise_unless
 from protonet.views.onnx_graph import OnnxGraph
 
-
-@dataclass(frozen=True)
-class CategoryLimits:
-    """Thresholds for the levels (distinct categories) of a column that get a feature."""
-
-    max_levels_always_encoded: int = 10
-    """In columns of at most this many levels, each level gets a feature, however rare it is."""
-    min_rows_per_level: int = 2
-    """Minimum number of training rows of a level with a feature, in columns of more levels."""
-    max_levels: int = 64  #: Maximum number of levels with a feature; the most frequent levels are used.
-
-
-CATEGORY_LIMITS = CategoryLimits()
 #: Functions that convert a level to the spellings that an ONNX graph accepts. The graph cannot ignore the letter case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
 #: Factor of the features of levels beside their rank, of which they should not hide the order.
 ORDERED_LEVEL_WEIGHT = np.float32(0.3)
 _TRAILING_ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
+
+
+#: In columns of at most this many levels, each level gets a feature, however rare it is.
+MAX_LEVELS_ALWAYS_ENCODED = 10
+#: Minimum number of training rows of a level with a feature, in columns of more levels.
+MIN_ROWS_PER_LEVEL = 2
+#: Maximum number of levels with a feature; the most frequent levels are used.
+CATEGORY_MAX_LEVELS = 64
 
 
 @dataclass(frozen=True)
@@ -58,9 +53,9 @@ class Category(FittedColumn):
     def fit(cls, cells: np.ndarray, order: str = "") -> Category:
         """Fit a column of categories to cells (n,) of any type; each distinct text of a cell is a category."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
-        if len(levels) > CATEGORY_LIMITS.max_levels_always_encoded:
-            frequent = np.flatnonzero(counts >= min(CATEGORY_LIMITS.min_rows_per_level, counts.max()))
-            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_LIMITS.max_levels]])
+        if len(levels) > MAX_LEVELS_ALWAYS_ENCODED:
+            frequent = np.flatnonzero(counts >= min(MIN_ROWS_PER_LEVEL, counts.max()))
+            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[:CATEGORY_MAX_LEVELS]])
             levels, counts = levels[top], counts[top]
         return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells), order)
 

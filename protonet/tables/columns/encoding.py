@@ -167,26 +167,6 @@ def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:
     )
 
 
-@dataclass(frozen=True)
-class TypeInferenceThresholds:
-    """Thresholds to distinguish categories, texts and identifiers."""
-
-    max_category_levels: int = 5  #: Maximum number of distinct cells of a column of categories, even if rows are few.
-    #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger of both maxima holds.
-    max_category_levels_per_row: float = 0.5
-    #: The same two maxima for short cells, both of which must hold: of ten rows, eight cities are still categories.
-    max_short_levels: int = 10
-    max_short_levels_per_row: float = 0.8
-    min_words_per_text: int = 3  #: Minimum median number of words per distinct cell of a column of sentences.
-    #: Minimum fraction of cells of a column of sentences that no other cell repeats.
-    min_unique_sentence_fraction: float = 0.2
-    #: Minimum fraction of distinct cells with a digit in a column of identifiers.
-    min_identifier_digit_fraction: float = 0.5
-
-
-TYPE_INFERENCE = TypeInferenceThresholds()
-
-
 class InferredType(NamedTuple):
     """The inferred type of a column: a fitted column of this type, or the reason to drop the column."""
 
@@ -257,12 +237,27 @@ def _infer_numeric_format(distinct: Sequence[str], format_order: Sequence[str], 
     return "duration" if quantities.are_durations(distinct, allow_times_of_day=is_user_type) else ""
 
 
+#: Maximum number of distinct cells of a column of categories, even if rows are few.
+TYPE_MAX_CATEGORY_LEVELS = 5
+#: Minimum median number of words per distinct cell of a column of sentences.
+MIN_WORDS_PER_TEXT = 3
+
+
 def max_category_levels(distinct: Sequence[str], n: int) -> float:
     """Compute the maximum number of ``distinct`` cells of a column of categories with n non-missing cells."""
-    maximum = max(TYPE_INFERENCE.max_category_levels, TYPE_INFERENCE.max_category_levels_per_row * n)
-    if median_word_count(distinct) >= TYPE_INFERENCE.min_words_per_text:
+    # Maximum number of distinct cells per non-missing cell of a column of categories. The larger of both maxima holds.
+    max_category_levels_per_row = 0.5
+    # The same two maxima for short cells, both of which must hold: of ten rows, eight cities are still categories.
+    max_short_levels = 10
+    max_short_levels_per_row = 0.8
+    maximum = max(TYPE_MAX_CATEGORY_LEVELS, max_category_levels_per_row * n)
+    if median_word_count(distinct) >= MIN_WORDS_PER_TEXT:
         return maximum
-    return max(maximum, min(TYPE_INFERENCE.max_short_levels, TYPE_INFERENCE.max_short_levels_per_row * n))
+    return max(maximum, min(max_short_levels, max_short_levels_per_row * n))
+
+
+#: Minimum fraction of distinct cells with a digit in a column of identifiers.
+MIN_IDENTIFIER_DIGIT_FRACTION = 0.5
 
 
 def is_free_text(cells: np.ndarray, *, is_only_column: bool) -> bool:
@@ -273,7 +268,7 @@ def is_free_text(cells: np.ndarray, *, is_only_column: bool) -> bool:
     """
     present = format_cells(cells[~parsing.is_missing(cells)]).tolist()
     n, with_digits = len(present), sum(any(map(str.isdigit, cell)) for cell in present)
-    if len(set(present)) < n or 2 * n < len(cells) or with_digits > TYPE_INFERENCE.min_identifier_digit_fraction * n:
+    if len(set(present)) < n or 2 * n < len(cells) or with_digits > MIN_IDENTIFIER_DIGIT_FRACTION * n:
         return False
     return median_word_count(present) > 1 or (is_only_column and n > 2)
 
@@ -283,7 +278,7 @@ def are_identifiers(distinct: Sequence[str]) -> bool:
 
     Few prefixes before a separator, as in A-001 and B-002, may tell classes.
     """
-    min_fraction = TYPE_INFERENCE.min_identifier_digit_fraction * len(distinct)
+    min_fraction = MIN_IDENTIFIER_DIGIT_FRACTION * len(distinct)
     max_prefixes = len(distinct) / 4
     prefixes = {match[0] for cell in distinct if (match := re.match(r"[^\W\d_]+(?=[\W_])", cell))}
     with_prefix = sum(bool(re.match(r"[^\W\d_]+[\W_]", cell)) for cell in distinct)
@@ -365,11 +360,13 @@ def median_word_count(cells: Sequence[object]) -> int:
 
 def are_sentences(distinct: Sequence[object], cells: Sequence[object]) -> bool:
     """Test whether non-missing cells are sentences: several words each, and too many occur once to be categories."""
-    if median_word_count(distinct) < TYPE_INFERENCE.min_words_per_text:
+    # Minimum fraction of cells of a column of sentences that no other cell repeats.
+    min_unique_sentence_fraction = 0.2
+    if median_word_count(distinct) < MIN_WORDS_PER_TEXT:
         return False
     unique = sum(count == 1 for count in Counter(cells).values())
-    has_many = len(distinct) > TYPE_INFERENCE.max_category_levels
-    min_unique = TYPE_INFERENCE.min_unique_sentence_fraction * len(cells)
+    has_many = len(distinct) > TYPE_MAX_CATEGORY_LEVELS
+    min_unique = min_unique_sentence_fraction * len(cells)
     return (has_many and unique >= min_unique) or unique == len(cells)
 
 

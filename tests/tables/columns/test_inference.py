@@ -11,7 +11,7 @@ from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import (
-    TYPE_INFERENCE,
+    TYPE_MAX_CATEGORY_LEVELS,
     fit_column_as,
     infer_column_type,
     is_free_text,
@@ -133,7 +133,7 @@ def test_few_rows() -> None:
         assert column.column_type == kind
         assert np.isfinite(column.encode(objects(cells))).all()
     assert infer_column_type(objects(["a"])).drop_reason == "constant"
-    levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_category_levels + 1)]
+    levels = [f"v{index}" for index in range(TYPE_MAX_CATEGORY_LEVELS + 1)]
     assert infer(objects(levels[:-1])).column_type == "category"
     assert infer_column_type(objects(levels)).column is None  # a name for each row
 

@@ -16,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.category import CATEGORY_LIMITS, Category
+from protonet.tables.columns.category import (
+    CATEGORY_MAX_LEVELS,
+    MAX_LEVELS_ALWAYS_ENCODED,
+    MIN_ROWS_PER_LEVEL,
+    Category,
+)
 from protonet.tables.columns.encoding import Encoding, infer_column_type, make_encoding
 from protonet.tables.columns.ordered import CYCLE_DAYS, Date, Numeric
 from protonet.tables.columns.parsing import replace_missing_cells
@@ -149,7 +154,7 @@ class TestCategory:
         assert np.array_equal(x, x[equal])
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
-        n_levels, n_rows = CATEGORY_LIMITS.max_levels_always_encoded + 1, CATEGORY_LIMITS.min_rows_per_level
+        n_levels, n_rows = MAX_LEVELS_ALWAYS_ENCODED + 1, MIN_ROWS_PER_LEVEL
         often = [f"often {n}" for n in range(n_levels)] * n_rows
         cells = objects(*often, "once")
         column = Category.fit(cells)
@@ -167,9 +172,9 @@ class TestCategory:
         assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
 
     def test_levels_are_limited(self) -> None:
-        names = [f"c{n:04}" for n in range(CATEGORY_LIMITS.max_levels + 50)]
-        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORY_LIMITS.min_rows_per_level))
-        assert len(column.levels) == CATEGORY_LIMITS.max_levels
+        names = [f"c{n:04}" for n in range(CATEGORY_MAX_LEVELS + 50)]
+        column = Category.fit(objects(*[*names, *names[:60]] * MIN_ROWS_PER_LEVEL))
+        assert len(column.levels) == CATEGORY_MAX_LEVELS
         assert set(column.levels) >= set(names[:60])  # the most frequent
 
 
