@@ -41,6 +41,7 @@ from protonet.fit.prior import WeightingPrior, deserialize_prior, load_published
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
+from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import N_NUMERIC_CHANNELS, CellEncoder
 from protonet.views.transformer import N_CELL_CHANNELS, N_CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
@@ -85,7 +86,7 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
         prior = WeightingPrior().eval()
     network = fit_solution(
-        (torch.from_numpy(task.x), torch.from_numpy(task.y)), search=ModelSearch(prior=prior)
+        (torch.from_numpy(task.x), torch.from_numpy(task.y)), search=ModelSearch(prior=prior).without_family(MLPFamily)
     ).network
     assert isinstance(network, PrototypeNetwork)
     with torch.no_grad():
