@@ -41,16 +41,19 @@ from protonet.ui.text import format_table
 from protonet.views.density import DensityFamily
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KernelRidgeFamily
+from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerFamily
 from solution.pack import library_files
 
+#: All parts of the search for few rows: without a limit of parameters, these train no MLP.
+ALL_PARTS = DEFAULT_SEARCH.without_family(MLPFamily)
 #: The search space of each variant: all parts, or all but one.
 VARIANTS = {
-    "all parts": DEFAULT_SEARCH,
-    "without kernel ridge": DEFAULT_SEARCH.without_family(KernelRidgeFamily),
-    "without densities": DEFAULT_SEARCH.without_family(DensityFamily),
-    "without forests": DEFAULT_SEARCH.without_family(ForestFamily),
-    "without the transformer": DEFAULT_SEARCH.without_family(TabularTransformerFamily),
+    "all parts": ALL_PARTS,
+    "without kernel ridge": ALL_PARTS.without_family(KernelRidgeFamily),
+    "without densities": ALL_PARTS.without_family(DensityFamily),
+    "without forests": ALL_PARTS.without_family(ForestFamily),
+    "without the transformer": ALL_PARTS.without_family(TabularTransformerFamily),
 }
 FOREST = "random forest"
 MIN_LOG_PROBABILITY = math.log(1e-6)  #: Log-probabilities are clipped at this value in the log-loss.
