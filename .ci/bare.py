@@ -17,7 +17,7 @@ EXTRAS = ("safetensors", "sklearn", "pandas", "matplotlib", "onnx", "pytest", "s
 
 def fit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``python -m protonet fit`` on the table that `main` wrote."""
-    command = [sys.executable, "-m", "protonet", "fit", "table.csv", "--effort", "fast", *arguments]
+    command = [sys.executable, "-m", "protonet", "fit", "table.csv", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
