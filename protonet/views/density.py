@@ -27,6 +27,8 @@ from protonet.views.view import InputMap, LinearMap, TrainingRows, View, require
 
 #: Densities and variances below this count as this.
 MIN_DENSITY = 1e-30
+#: Maximum number of rows that are components: the cosines of all pairs of them take 64 MB.
+MAX_COMPONENTS = 4096
 
 
 class FittedDensities(NamedTuple):
@@ -76,10 +78,8 @@ def _fit_kernels(rows: TrainingRows, source: LinearMap) -> FittedDensities:
     """
     # Inverse concentrations, in units of the cosine: with the smallest, the nearest row of each class decides.
     widths = (0.02, 0.05, 0.1, 0.2)
-    # Maximum number of components: the distances of all pairs of them take 64 MB.
-    max_components = 4096
     by_class = rows.labels.argsort(stable=True)
-    by_class = by_class[select_evenly(len(by_class), rows.scale_row_limit(max_components)).to(by_class.device)]
+    by_class = by_class[select_evenly(len(by_class), rows.scale_row_limit(MAX_COMPONENTS)).to(by_class.device)]
     labels = rows.labels[by_class]
     centres = F.normalize(source(rows.features[by_class]), dim=1)
     counts = torch.bincount(labels, minlength=rows.num_classes)
@@ -182,10 +182,12 @@ class DensityFamily(ViewFamily):
         # Maximum number of log-densities of all settings of a view, which are held at once: 400 MB.
         max_densities = 5e7
         rows = evaluator.rows
+        if evaluator.degrees_of_freedom < 2:
+            return
         best = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss)
         for spec in self.view_specs:
-            settings_and_rows = 6 * min(len(rows.labels), 4096 if spec.per_row else len(rows.labels))
-            if evaluator.degrees_of_freedom < 2 or settings_and_rows * rows.num_classes > max_densities:
+            n = min(len(rows.labels), MAX_COMPONENTS) if spec.per_row else len(rows.labels)
+            if 6 * n * rows.num_classes > max_densities:  # six settings at the most
                 continue
             # A cheap look: all rows at once, each left out, instead of folds.
             source = require_linear_map(spec.source.fit(rows).source)
