@@ -19,6 +19,7 @@ from protonet._compat import disable_autocast, is_compiling
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
 from protonet.errors import raise_input_error
 from protonet.losses import MAX_CHUNK_ROWS, add_to_class_sums
+from protonet.views.columns import ColumnSelection
 from protonet.views.distances import batch_invariant_matmul
 from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.view import InputMap, View
@@ -62,15 +63,28 @@ class Encoder(nn.Module):
         origin: (input_dim,) values that are subtracted from the features; nonzero for columns far from 0.
         scale: Divisor > 0 of the centred features, so that large or small units of measurement do not overflow or
             underflow.
+        columns: The features that views read, and their signs; None if views read all features.
 
-    Weights, origin and scale are stored in float32 buffers.
+    Weights, origin, scale and signs are stored in float32 buffers.
     """
 
     weights: Tensor
     origin: Tensor
     scale: Tensor
+    columns: Tensor | None
+    """(m,) int64: the features that views read; None for all."""
+    signs: Tensor | None
+    """(m,), 1 or -1: the factors of these features; None if views read all features."""
 
-    def __init__(self, views: Sequence[View], weights: Tensor, *, origin: Tensor, scale: Tensor | float = 1.0) -> None:
+    def __init__(
+        self,
+        views: Sequence[View],
+        weights: Tensor,
+        *,
+        origin: Tensor,
+        scale: Tensor | float = 1.0,
+        columns: ColumnSelection | None = None,
+    ) -> None:
         super().__init__()
         sources = list(dict.fromkeys(view.source for view in views if view.source is not None))
         self.sources = nn.ModuleList(sources)  # loaded before the views, which derive constants from them
@@ -80,6 +94,8 @@ class Encoder(nn.Module):
         self.sizes = [size for view in views for size in view.part_sizes]
         for name, value in (("weights", weights), ("origin", origin), ("scale", torch.as_tensor(scale))):
             self.register_buffer(name, value.to(torch.float32).clone())
+        self.register_buffer("columns", None if columns is None else columns.indices.clone())
+        self.register_buffer("signs", None if columns is None else columns.signs.clone())
 
     @property
     def embedding_dim(self) -> int:
@@ -97,6 +113,8 @@ class Encoder(nn.Module):
 
     def _embed(self, x: Tensor) -> Tensor:
         x = (x - self.origin).to(self.scale.dtype) / self.scale
+        if self.columns is not None and self.signs is not None:
+            x = x[:, self.columns] * self.signs
         mapped = [source(x) for source in self.sources]
         parts: list[Tensor] = []
         for view, index in zip(self.iterate_views(), self.source_index, strict=True):
@@ -133,6 +151,8 @@ class Encoder(nn.Module):
         if bool(self.origin.any()):  # in that case, the features are float64
             features = graph.cast(graph.add("Sub", features, self.origin.double()), "FLOAT")
         x = graph.add("Div", features, self.scale)
+        if self.columns is not None and self.signs is not None:
+            x = graph.add("Mul", graph.add("Gather", x, self.columns, axis=1), self.signs)
         mapped = [source.add_to_graph(graph, x) for source in self.list_input_maps()]
         parts: list[str] = []
         for view, index in zip(self.iterate_views(), self.source_index, strict=True):

@@ -36,6 +36,7 @@ from protonet.files.metadata import TrainingMetadata
 from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import INPUT_MAP_CLASSES, VIEW_FAMILIES
+from protonet.views.columns import ColumnSelection
 from protonet.views.config import raise_unless, require_finite, validate_tensors
 from protonet.views.view import InputMap, RestorableModule, View
 
@@ -50,6 +51,7 @@ def serialize_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Te
     assert isinstance(encoder, Encoder)
     config = {
         "input_dim": encoder.input_dim,
+        "columns": None if encoder.columns is None else len(encoder.columns),
         "classes": len(network.counts),
         "sources": [{"kind": source.kind, **source.config.to_json()} for source in encoder.list_input_maps()],
         "views": [
@@ -68,21 +70,27 @@ def build_network(config: Any) -> PrototypeNetwork:
     """
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     raise_unless(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
+    n_columns = config.get("columns")
+    raise_unless(n_columns is None or (type(n_columns) is int and 0 < n_columns <= dim), "no usable number of columns")
+    width, columns = dim, None
+    if n_columns is not None:
+        width, columns = n_columns, ColumnSelection(torch.arange(n_columns), torch.ones(n_columns, dtype=torch.float32))
     sources: list[InputMap] = []
     for entry in _copy_entries(config, "sources"):
         source_class = _pop_component_class(entry, INPUT_MAP_CLASSES)
         source_config = source_class.config_type.from_json(entry)
-        raise_unless(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
+        raise_unless(getattr(source_config, "input_dim", None) == width, "a source of another number of features")
         sources.append(source_class(source_config))
     views: list[View] = []
     for entry in _copy_entries(config, "views"):
         view_class, index = _pop_component_class(entry, [view for _, view in VIEW_FAMILIES]), entry.pop("source", None)
         raise_unless(index is None or (type(index) is int and 0 <= index < len(sources)), "a view of an unknown source")
         views.append(view_class(view_class.config_type.from_json(entry), None if index is None else sources[index]))
-        raise_unless(views[-1].input_dim == dim, "a view of another number of features")
+        raise_unless(views[-1].input_dim == width, "a view of another number of features")
     raise_unless(bool(views), "no view")
     raise_unless({view.source for view in views} - {None} == set(sources), "a source for no view")
-    encoder = Encoder(views, torch.zeros(sum(len(view.part_sizes) for view in views)), origin=torch.zeros(dim))
+    part_weights = torch.zeros(sum(len(view.part_sizes) for view in views))
+    encoder = Encoder(views, part_weights, origin=torch.zeros(dim), columns=columns)
     return PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=classes).eval()
 
 
@@ -107,6 +115,10 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
     raise_unless(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that do not sum to 1")
     positive = all(bool(unchecked[name] > 0) for name in ("encoder.scale", "temperature"))
     raise_unless(positive, "a scale or temperature that is not positive")
+    if encoder.columns is not None:
+        columns, signs = unchecked["encoder.columns"], unchecked["encoder.signs"]
+        ascending = bool((columns.diff() > 0).all()) and 0 <= int(columns[0]) <= int(columns[-1]) < encoder.input_dim
+        raise_unless(ascending and bool((signs.abs() == 1).all()), "columns that are not there, or without a sign")
     raise_unless(bool((unchecked["counts"] >= 0).all()), "counts below 0")
 
 

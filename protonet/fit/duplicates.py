@@ -301,7 +301,7 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     with an earlier duplicate; the new id (groups,) of each input group, None if the rows have no groups; and for each
     input row its index (n,) among the merged rows.
     """
-    duplicates, groups = group_duplicates(rows.features), rows.groups
+    duplicates, groups = group_duplicates(rows.for_views().features), rows.groups
     group_ids = None if groups is None else torch.arange(int(groups.max()) + 1)
     if duplicates is None:
         return rows, 0, group_ids, torch.arange(len(rows.labels))

@@ -60,7 +60,8 @@ def fit_labelled_rows(rows: TrainingRows, selected: SelectedModel, deadline: flo
     The network takes features in the units of these rows, which may be scaled. After the deadline, only the view with
     the largest weight is fitted.
     """
-    rows = replace(rows, shifts=selected.shifts, deadline=deadline)
+    all_features, columns = rows.features, rows.columns
+    rows = replace(rows.for_views(), shifts=selected.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
     for spec, _ in sorted(selected.views, key=lambda view: -view[1]):
         if not fitted or time.monotonic() < deadline:
@@ -68,11 +69,11 @@ def fit_labelled_rows(rows: TrainingRows, selected: SelectedModel, deadline: flo
     chosen = [(fitted[spec], weight) for spec, weight in selected.views if spec in fitted]
     views = [view for view, _ in chosen]
     weights = split_weights(views, [weight for _, weight in chosen])
-    encoder = Encoder(views, weights, origin=rows.features.new_zeros(rows.features.shape[1]))
+    encoder = Encoder(views, weights, origin=all_features.new_zeros(all_features.shape[1]), columns=columns)
     network = PrototypeNetwork(
         encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=selected.temperature
     )
-    network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.sample_counts)
+    network.to(rows.features.device).set_prototypes(all_features, rows.labels, rows.sample_counts)
     if selected.offsets:
         network.set_offsets(torch.tensor(selected.offsets))
     return network.eval()

@@ -162,6 +162,7 @@ def evaluate_candidates(
     """
     # No further family is tried if many held-out rows have less than this log-loss, in nats: about 99.7 % right.
     max_loss_to_improve = 0.01
+    rows = rows.for_views()
     folds = split_training_rows(rows, 0, search.n_folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     without_validation = not folds or 2 * _count_classes_of_held_out_rows(rows, folds) < seen

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -196,7 +197,7 @@ def fit_solution(
     metadata = _parse_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    is_default, search = search is None, (search or DEFAULT_SEARCH).with_spans(column_spans)
+    is_default, search = search is None, search or DEFAULT_SEARCH
     if progress is not None and not callable(progress):
         got, constraint = type(progress).__name__, "be a function of a stage and a share"
         raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)
@@ -214,10 +215,15 @@ def fit_solution(
         training_set, joined = prepare_training_set(
             features, labels, num_classes, seed, weights, groups, column_indices, names
         )
+        columns, dim = training_set.rows.columns, features.shape[1]
+        if columns is not None:
+            dim = len(columns.indices)
+            column_spans = [span for span in starmap(columns.select_span, column_spans) if span[0] < span[1]]
+        search = search.with_spans(column_spans)
         rows_per_class = len(training_set.rows.labels) / len(training_set.rows.labels.unique())
         if is_default and "param_limit" not in metadata and rows_per_class < MIN_MLP_ROWS_PER_CLASS:
             search = search.without_family(MLPFamily)
-        plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
+        plan = plan_encoder(dim, num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = replace(training_set.rows, deadline=started + SELECTION_TIME_FRACTION * time_limit)
         device = metadata["device"]
         explored = evaluate_candidates(searched, plan, search, progress, device)

@@ -17,6 +17,7 @@ from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.duplicates import merge_duplicates
 from protonet.losses import MAX_CHUNK_ROWS
 from protonet.network import HIGH_PRECISION_DTYPES
+from protonet.views.columns import select_columns
 from protonet.views.view import CPU, TrainingRows
 
 
@@ -107,7 +108,8 @@ def prepare_training_set(
         weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
-    order = canonical_row_order(features, labels, weights)
+    columns = select_columns(features, labels, column_indices)
+    order = canonical_row_order(features if columns is None else columns.apply(features), labels, weights)
     if groups is not None:
         groups = groups.unique(return_inverse=True)[1]
     rows = TrainingRows(
@@ -118,9 +120,10 @@ def prepare_training_set(
         weights=weights,
         groups=groups,
         column_indices=column_indices,
+        columns=columns,
         is_class_name=is_class_name,
     ).select(order)
-    scale = _compute_scale(rows.features, rows.weights) or 1.0
+    scale = _compute_scale(rows.for_views().features, rows.weights) or 1.0
     rows.features.div_(scale)  # in place: these rows are a copy
     rows, repeated, joined, pooled = merge_duplicates(rows)
     distinct = len(rows.labels)

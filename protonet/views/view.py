@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protonet.views.columns import ColumnSelection
 from protonet.views.config import Config, bounded_field, raise_unless, validate_tensors
 from protonet.views.distances import batch_invariant_matmul
 from protonet.views.onnx_graph import OnnxGraph
@@ -47,6 +48,8 @@ class TrainingRows:
     column_indices: Tensor | None = None
     """(dim,) int64, ascending from 0: the table column that each feature encodes. The features of one column, such as
     its one-hot categories, are scaled together. None if each feature is a column."""
+    columns: ColumnSelection | None = None
+    """The features that views read, and their signs; None if views read all of them. See `for_views`."""
     is_class_name: Tensor | None = None
     """(n,) bool: whether a row is the embedding of a class name. Views are fitted to such rows too, but they are never
     held out. If None, no row is."""
@@ -74,7 +77,8 @@ class TrainingRows:
 
     def to(self, device: torch.device) -> TrainingRows:
         """Return the rows with all tensors on a device."""
-        tensors: Any = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        kinds = Tensor, ColumnSelection
+        tensors: Any = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, kinds)}
         return replace(self, **tensors)
 
     def select(self, indices: Tensor) -> TrainingRows:
@@ -92,6 +96,15 @@ class TrainingRows:
         the final view: otherwise, a temperature that is fitted to held-out rows would not suit the final view.
         """
         return max(1, round(self.row_fraction * limit))
+
+    def for_views(self) -> TrainingRows:
+        """Return the rows with the features that views read, which are those of ``columns``."""
+        if self.columns is None:
+            return self
+        blocks = self.column_indices
+        if blocks is not None:
+            blocks = blocks[self.columns.indices].unique_consecutive(return_inverse=True)[1]
+        return replace(self, features=self.columns.apply(self.features), column_indices=blocks, columns=None)
 
     def select_features(self, start: int, stop: int) -> TrainingRows:
         """Select the features with an index in [start, stop), of all rows."""
