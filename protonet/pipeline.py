@@ -42,14 +42,19 @@ from protonet.fit.names import (
 )
 from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
-from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, pad_class_counts
+from protonet.fit.uninformative import (
+    compute_uninformative_logits,
+    format_uninformative_note,
+    mix_draws,
+    pad_class_counts,
+)
 from protonet.metrics import calibrate_known_scores, compute_class_metrics, compute_metrics
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, list_fitted_columns
+from protonet.tables.columns.encoding import list_fitted_columns
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import convert_to_training_formats, encode_block
-from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
+from protonet.tables.table import ReadSpec, RowBlock, Table, open_table, read_table
 from protonet.tables.training import TrainingTable
 from protonet.views.config import raise_unless
 
@@ -158,7 +163,7 @@ class TablePipeline(Model):
                 raise_input_error(
                     "representation", must, f"{describe_encoder(name)} and another model", "Leave it out."
                 )
-        return self if self.encoding is None else replace(self, encoding=Encoding(attached))
+        return self if self.encoding is None else replace(self, encoding=replace(self.encoding, columns=attached))
 
     @property
     def fitted_columns(self) -> Sequence[FittedColumn]:
@@ -272,15 +277,19 @@ class TablePipeline(Model):
         monitor = DriftMonitor(self.metadata.column_statistics, self.encoding, len(self.n_features_per_column))
         return replace(table, blocks=monitor_drift(table, monitor))
 
-    def encode(self, block: RowBlock, argument: str = "path") -> np.ndarray:
-        """Encode the rows of a block as features (b, dim); errors as in `protonet.tables.features.encode_block`."""
-        return encode_block(block, self.encoding, argument)
+    def encode(self, block: RowBlock, argument: str = "path", *, keep_gaps: bool = False) -> np.ndarray:
+        """Encode the rows of a block as features (b, dim), as `protonet.tables.features.encode_block` does."""
+        return encode_block(block, self.encoding, argument, keep_gaps=keep_gaps)
+
+    def fill_gaps(self, x: np.ndarray) -> np.ndarray:
+        """Replace NaN in rows x (n, dim), of `encode` with ``keep_gaps``, by the expected features."""
+        filler = None if self.encoding is None else self.encoding.gap_filler
+        return x if filler is None else filler.fill(x)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
         """Compute a mask (b,) bool of the rows of a block in which each cell is missing or unknown to the model."""
-        if self.encoding is None:
-            return np.zeros(len(block.positions), bool)
-        return self.encoding.is_uninformative(block.columns)
+        empty = np.zeros(len(block.positions), bool)
+        return empty if self.encoding is None else self.encoding.is_uninformative(block.columns)
 
     def mark_uninformative(self, table: Table) -> Iterator[RowBlock]:
         """Yield copies of the blocks of a table with their field ``uninformative_mask`` set by `is_uninformative`.
@@ -289,24 +298,19 @@ class TablePipeline(Model):
         """
         rows = 0
         for block in table.blocks:
-            uninformative_mask = self.is_uninformative(block)
-            rows += int(uninformative_mask.sum())
-            yield block._replace(uninformative_mask=uninformative_mask)
+            mask = self.is_uninformative(block)
+            rows += int(mask.sum())
+            yield block._replace(uninformative_mask=mask)
         if rows and self.uninformative_logits is not None:
             table.notes.append(format_uninformative_note(rows))
 
     @property
     def uninformative_logits(self) -> Tensor | None:
         """The logits (num_classes,) of rows without a known cell, by class frequencies; None for the network's."""
-        counts, classes = torch.tensor(self.sample_counts), len(self.classes)
+        counts, seen = torch.tensor(self.sample_counts), self.metadata.uninformative_counts
         if self.metadata.balanced or not bool(counts.any()):
-            return compute_uninformative_logits(self.network.has_samples, torch.zeros(classes))
-        return compute_uninformative_logits(counts, pad_class_counts(self.metadata.uninformative_counts, classes))
-
-    def warn_cancelled_classes(self) -> list[str]:
-        """Return a warning about classes without a prototype, whose embeddings sum to zero; an empty list if none."""
-        names = [str(self.classes[label]) for label in self.network.has_zero_sum.nonzero().flatten().tolist()]
-        return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
+            counts, seen = self.network.has_samples, ()
+        return compute_uninformative_logits(counts, pad_class_counts(seen, len(self.classes)))
 
     def find_classes(self, labels: np.ndarray) -> Tensor:
         """Find the class index (n,) int64 of each label (n,), -1 if unknown; 7 and the text "7" are the same label."""
@@ -330,13 +334,20 @@ class TablePipeline(Model):
         The logits of a row do not depend on the other rows, to the last digit.
 
         Args:
-            x: (n, dim) features.
+            x: (n, dim) features; rows with NaN, of `encode` with ``keep_gaps``, get mean probabilities of draws.
             uninformative_mask: (n,) bool, the rows that get `uninformative_logits`; None for no row.
             argument: The name of ``x`` in error messages.
 
         Raises:
             InputError: A feature is so large that the embedding of its row overflows.
         """
+        mask = np.zeros(len(x), bool) if uninformative_mask is None else uninformative_mask
+        gaps, x = np.isnan(x).any(axis=1) & ~mask, self.fill_gaps(given := x)
+        if gaps.any() and self.encoding is not None and self.encoding.gap_filler is not None:
+            logits, drawn = self.predict_logits(x, mask, argument=argument), self.encoding.gap_filler.draw(given[gaps])
+            of_draws = self.predict_logits(drawn.reshape(-1, x.shape[1]), argument=argument)
+            logits[torch.from_numpy(gaps)] = mix_draws(of_draws.view(*drawn.shape[:2], -1))
+            return logits
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // BATCH_ROW_MULTIPLE) * BATCH_ROW_MULTIPLE, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(PREDICTION_BATCH_ROWS)])[: len(x)]
@@ -346,10 +357,8 @@ class TablePipeline(Model):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
-        if uninformative_mask is not None and uninformative_mask.any():
-            by_frequency = self.uninformative_logits
-            if by_frequency is not None:
-                logits[torch.from_numpy(uninformative_mask)] = by_frequency.to(logits)
+        if mask.any() and (by_frequency := self.uninformative_logits) is not None:
+            logits[torch.from_numpy(mask)] = by_frequency.to(logits)
         return logits
 
     @cached_property

@@ -36,11 +36,11 @@ def run(options: EvaluateOptions) -> None:
         """Compute logits (b, num_classes); return features (b, dim) and cells only if they are needed for a report."""
         names = np.unique(block.labels.astype(str)).tolist()
         check_class_spellings(names, model.classes, "Spell them in the table as the model does.")
-        x = model.encode(block)
+        x = model.encode(block, keep_gaps=True)
         logits = model.predict_logits(x, block.uninformative_mask)
         if options.report is None:
             return logits, None, block._replace(columns=[], extra_columns=())
-        return logits, torch.from_numpy(x), block
+        return logits, torch.from_numpy(model.fill_gaps(x)), block
 
     sequential = model.has_pretrained_encoder
     blocks = map_blocks(evaluate_block, table.blocks, n_rows=table.n_rows, quiet=options.quiet, sequential=sequential)

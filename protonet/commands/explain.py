@@ -104,7 +104,7 @@ def explain_rows(
     ranked = model.predict_logits(x, uninformative_mask).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
     with show_progress(quiet=options.quiet) as progress:
-        features, labels = torch.from_numpy(x), ranked.indices[:, 0].tolist()
+        features, labels = torch.from_numpy(model.fill_gaps(x)), ranked.indices[:, 0].tolist()
         explanations = model.explain(features, labels, generator, progress)
     explained: list[JsonDict] = []
     for index, row in enumerate(rows):
@@ -162,7 +162,7 @@ def read_rows_at_positions(
             raise_input_error("rows", "be rows of the table", got, remedy)
     found = found.select_rows(np.array([list(found.positions).index(row) for row in rows]))
     cells = [list(map(str, line)) for line in zip(*found.columns, strict=True)]
-    return model.encode(found), cells, model.is_uninformative(found), position_format
+    return model.encode(found, keep_gaps=True), cells, model.is_uninformative(found), position_format
 
 
 def format_row_explanations(results: JsonDict) -> str:

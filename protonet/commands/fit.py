@@ -41,7 +41,13 @@ from protonet.tables.drift import compute_column_statistics
 from protonet.tables.table import format_names
 from protonet.tables.training import TrainingTable
 from protonet.ui.html import write_results
-from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
+from protonet.ui.text import (
+    format_byte_count,
+    format_column_types,
+    format_probability_metrics,
+    format_view_influences,
+    warn_cancelled_classes,
+)
 
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
 MAX_TIME_FRACTION_BEFORE_REPORT = 0.8
@@ -139,7 +145,7 @@ def describe_training(table: TrainingTable, model: TablePipeline, solution: Solu
         near_duplicates = describe_near_duplicates(solution.training_set.rows, "`group` NAME")
         notes += [] if near_duplicates is None else [f"warning: {near_duplicates}"]
     unevaluated = warn_unevaluated_classes(table.classes, table.y, solution.training_set)
-    return [*notes, *model.warn_cancelled_classes(), *unevaluated]
+    return [*notes, *warn_cancelled_classes(model.classes, model.network.has_zero_sum.tolist()), *unevaluated]
 
 
 def cross_validate_and_save(

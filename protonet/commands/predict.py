@@ -220,7 +220,7 @@ def format_predicted_classes(classes: Sequence[str], logits: Tensor, threshold: 
 def format_prediction_rows(model: TablePipeline, spec: PredictionOutputSpec, block: RowBlock) -> str:
     """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
-    logits = model.predict_logits(model.encode(block), block.uninformative_mask)
+    logits = model.predict_logits(model.encode(block, keep_gaps=True), block.uninformative_mask)
     lines = [list(pair) for pair in format_predicted_classes(names, logits, spec.rejection_threshold)]
     if spec.has_all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):

@@ -29,7 +29,7 @@ from protonet.tables.training import (
     parse_integer_labels,
 )
 from protonet.ui.command_line import check_output_path
-from protonet.ui.text import format_csv, format_table
+from protonet.ui.text import format_csv, format_table, warn_cancelled_classes
 
 
 def run_suggest(options: SuggestOptions) -> None:
@@ -116,7 +116,7 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
         print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
     warnings = [
         *(f"warning: {note}" for note in describe_similar_names(new)),
-        *updated.warn_cancelled_classes(),
+        *warn_cancelled_classes(updated.classes, updated.network.has_zero_sum.tolist()),
         *contradictions,
     ]
     print("".join(f"{line}\n" for line in warnings), end="")

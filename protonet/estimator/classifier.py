@@ -235,14 +235,16 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""
-        x, uninformative_mask = self._encode_rows(X)
+        x, uninformative_mask = self._encode_rows(X, keep_gaps=True)
         if uninformative_mask.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(format_uninformative_note(int(uninformative_mask.sum())), UserWarning, stacklevel=3)
         masks = (uninformative_mask[start : start + MAX_CHUNK_ROWS] for start in range(0, x.shape[0], MAX_CHUNK_ROWS))
         blocks = zip(frames.iterate_dense_blocks([x], MAX_CHUNK_ROWS), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
-    def _encode_rows(self, X: object, fitted: TrainingTable | None = None) -> tuple[Any, np.ndarray]:
+    def _encode_rows(
+        self, X: object, fitted: TrainingTable | None = None, *, keep_gaps: bool = False
+    ) -> tuple[Any, np.ndarray]:
         """Validate rows X, and encode them as those of ``fit`` or of the table that will be fitted.
 
         Returns their features (n, dim), and a mask (n,) bool of rows without a known cell.
@@ -250,7 +252,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if fitted is None:
             check_is_fitted(self)
         columns = fitted or self._pipeline
-        return encode_rows(validate_rows_and_labels(self, X, fitted=columns)[0], columns)
+        return encode_rows(validate_rows_and_labels(self, X, fitted=columns)[0], columns, keep_gaps=keep_gaps)
 
     def _fit_pipeline(self, rows: TrainingTable, y: object) -> None:
         """Fit the pipeline to encoded rows; the name of ``y``, if it has one, is that of the label column."""

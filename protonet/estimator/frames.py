@@ -257,7 +257,12 @@ def iterate_dense_blocks(matrices: Sequence[Any], max_rows: int) -> Iterator[np.
 
 
 def encode_frame(
-    rows: RowBlock, encoding: Encoding, names: Sequence[str] | None, fitted_names: Sequence[str]
+    rows: RowBlock,
+    encoding: Encoding,
+    names: Sequence[str] | None,
+    fitted_names: Sequence[str],
+    *,
+    keep_gaps: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Encode the rows of a frame with as many columns as in training, and in the same order.
 
@@ -266,6 +271,7 @@ def encode_frame(
         encoding: The fitted columns that are used.
         names: The names of these columns in training; None for arrays, whose columns are all used.
         fitted_names: The names of all columns in training.
+        keep_gaps: Whether features are NaN in gaps that training rows did not have; otherwise these are filled.
 
     Returns:
         The features (n, dim), and a mask (n,) bool of the rows without a known cell.
@@ -276,4 +282,5 @@ def encode_frame(
         used = None if rows.names is None else tuple(rows.names[index] for index in indices)
         rows = rows._replace(columns=[rows.columns[index] for index in indices], names=used)
     table = convert_to_training_formats(Table(blocks=iter([rows])), encoding, argument="X")
-    return encode_block(next(table.blocks), encoding, "X"), encoding.is_uninformative(rows.columns)
+    x = encode_block(next(table.blocks), encoding, "X", keep_gaps=keep_gaps)
+    return x, encoding.is_uninformative(rows.columns)

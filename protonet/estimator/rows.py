@@ -99,8 +99,11 @@ def validate_rows_and_labels(
     return rows, labels
 
 
-def encode_rows(rows: Any, fitted: TrainingTable | TablePipeline | None) -> tuple[Any, np.ndarray]:
+def encode_rows(
+    rows: Any, fitted: TrainingTable | TablePipeline | None, *, keep_gaps: bool = False
+) -> tuple[Any, np.ndarray]:
     """Encode validated rows; return their features (n, dim), and a mask (n,) of rows without a known cell."""
     if isinstance(rows, RowBlock) and fitted is not None and fitted.encoding is not None:
-        return frames.encode_frame(rows, fitted.encoding, fitted.columns, list(fitted.column_descriptions))
+        names = fitted.columns, list(fitted.column_descriptions)
+        return frames.encode_frame(rows, fitted.encoding, *names, keep_gaps=keep_gaps)
     return rows, np.zeros(rows.shape[0], bool)

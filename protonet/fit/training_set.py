@@ -108,7 +108,7 @@ def prepare_training_set(
         weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
-    columns = select_columns(features, labels, column_indices)
+    columns = select_columns(features, labels, weights, column_indices)
     order = canonical_row_order(features if columns is None else columns.apply(features), labels, weights)
     if groups is not None:
         groups = groups.unique(return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""Class probabilities of uninformative rows, whose cells are all missing or not readable.
+"""Class probabilities of uninformative rows, whose cells are all missing or not readable, and of rows with gaps.
 
 The embedding of such a row is an artifact of the encoding of missing cells. Its probabilities are the class
 frequencies, updated by the labels of uninformative rows in the training table.
@@ -45,3 +45,13 @@ def format_uninformative_note(rows: int) -> str:
     """Format the number of uninformative rows as a note to the user."""
     what = "1 row has" if rows == 1 else f"{rows:,} rows have"
     return f"{what} no information (all cells missing or unreadable): predicted by class frequency"
+
+
+def mix_draws(logits: Tensor) -> Tensor:
+    """Compute the logits (n, classes) whose probabilities are the means of those of logits (draws, n, classes).
+
+    They are as large as the given ones, on average.
+    """
+    level = logits.logsumexp(dim=2, keepdim=True).mean(dim=0)
+    mixed = logits.softmax(dim=2).mean(dim=0).log() + level
+    return mixed.clamp_min(torch.finfo(logits.dtype).min)

@@ -188,7 +188,7 @@ class SliceEncoder:
     _turn: Lock = field(default_factory=Lock)
 
     def encode(self, has_ended: Callable[[], bool], model: TablePipeline, block: RowBlock, argument: str) -> np.ndarray:
-        """Encode the rows of a block as features (b, dim), until ``has_ended`` returns True.
+        """Encode the rows of a block as features (b, dim), with NaN in new gaps, until ``has_ended`` returns True.
 
         Raises an HTTPException then, and an InputError as `TablePipeline.encode` does.
         """
@@ -199,7 +199,7 @@ class SliceEncoder:
                 raise HTTPException(503, "The request has ended.")
             part = block if n <= step else block.select_rows(np.arange(start, min(start + step, n)))
             item = PendingSlice(model, part, argument)
-            parts.append(self._encode_in_turn(item) if is_slow and n else model.encode(part, argument))
+            parts.append(self._encode_in_turn(item) if is_slow and n else model.encode(part, argument, keep_gaps=True))
         return np.concatenate(parts)
 
     def _encode_in_turn(self, item: PendingSlice) -> np.ndarray:
@@ -227,7 +227,8 @@ def encode_slices(batch: list[PendingSlice]) -> list[np.ndarray | Exception]:
     """Encode slices with equal keys together; return, for each slice, its features or the exception it causes."""
     first, sizes = batch[0], [len(item.block.positions) for item in batch]
     try:
-        x = first.model.encode(RowBlock.concatenate([item.block for item in batch]), first.argument)
+        block = RowBlock.concatenate([item.block for item in batch])
+        x = first.model.encode(block, first.argument, keep_gaps=True)
     except Exception as error:
         return [error] if len(batch) == 1 else [encode_slices([item])[0] for item in batch]
     return list(np.split(x, np.cumsum(sizes)[:-1]))

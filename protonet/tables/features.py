@@ -327,15 +327,19 @@ def convert_to_training_formats(
     return replace(table, blocks=chain([first], map(conversion.convert_block, table.blocks)))
 
 
-def encode_block(block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
+def encode_block(
+    block: RowBlock, encoding: Encoding | None, argument: str = "path", *, keep_gaps: bool = False
+) -> np.ndarray:
     """Compute the features (b, dim) of a block of b rows. Without an encoding, the columns are the features.
+
+    If ``keep_gaps``, features are NaN in gaps that training rows did not have; see `Encoding.encode`.
 
     Raises:
         InputError: A cell is infinite or beyond float32; or a cell is missing, and there is no encoding. The message
             names the first such cell.
     """
     if encoding is not None:
-        x = encoding.encode(block.columns)
+        x = encoding.encode(block.columns, keep_gaps=keep_gaps)
     else:
         columns = [
             cells if cells.dtype.kind in "iuf" else parsing.parse_numeric_column(cells, "plain")
@@ -343,6 +347,8 @@ def encode_block(block: RowBlock, encoding: Encoding | None, argument: str = "pa
         ]
         x = Encoding.stack_numeric_columns(columns)
     usable = np.abs(x) <= MAX_FLOAT32  # False for NaN
+    if keep_gaps and encoding is not None and encoding.gap_filler is not None:
+        usable |= np.isnan(x)
     if not usable.all():
         row, feature = np.argwhere(~usable)[0].tolist()
         sizes = np.ones(x.shape[1], int) if encoding is None else encoding.n_features_per_column

@@ -282,9 +282,11 @@ class TrainingTable:
         if table is not None:
             warnings, group_columns = features.detect_suspicious_columns(parsed_rows, y, encoding, groups)
             notes = [*table.notes, *notes, *warnings, *features.check_column_types(used, encoding)]
+        x = features.encode_block(parsed_rows, encoding)
+        encoding = encoding.with_gap_filler(x, parsed)
         return cls(
             rows=used,
-            x=torch.from_numpy(np.ascontiguousarray(features.encode_block(parsed_rows, encoding))),
+            x=torch.from_numpy(np.ascontiguousarray(x)),
             y=torch.from_numpy(y),
             classes=(),
             # Arrays of numbers without gaps need no encoding.

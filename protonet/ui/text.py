@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from protonet._io import JsonDict
 from protonet._text import escape_formula, to_printable
+from protonet.tables.table import format_names
 
 #: Maximum number of classes in printed tables; JSON output lists all classes.
 MAX_LISTED_CLASSES = 20
@@ -87,6 +88,12 @@ def format_view_influences(influences: Mapping[str, float], losses: Mapping[str,
         return format_table(["view", "influence, %"], rows)
     shown = [[*row, f"{losses[row[0]]:.3f}" if row[0] in losses else ""] for row in rows]
     return format_table(["view", "influence, %", "held-out log-loss"], shown)
+
+
+def warn_cancelled_classes(classes: Sequence[object], has_zero_sum: Sequence[bool]) -> list[str]:
+    """Return a warning about the classes without a prototype, whose embeddings sum to zero; an empty list if none."""
+    names = format_names([str(name) for name, cancels in zip(classes, has_zero_sum, strict=True) if cancels])
+    return [f"warning: the rows of {names} cancel: no prototype, never predicted"] if any(has_zero_sum) else []
 
 
 def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:

@@ -38,12 +38,15 @@ class ColumnSelection(NamedTuple):
         return int(first), int(last)
 
 
-def select_columns(x: Tensor, labels: Tensor, column_indices: Tensor | None = None) -> ColumnSelection | None:
+def select_columns(
+    x: Tensor, labels: Tensor, weights: Tensor | None = None, column_indices: Tensor | None = None
+) -> ColumnSelection | None:
     """Select the features of a table without constants and copies; None if the features are no columns of a table.
 
     Args:
         x: (n, dim) float32 features of rows, in any order.
         labels: (n,) int64 classes of the rows.
+        weights: (n,) float64 sample weights > 0, or None for equal ones.
         column_indices: (dim,) int64, ascending from 0: the column of each feature; None if each one is a column.
 
     The features of an image, a series or of more than ``MAX_SELECTED_COLUMNS`` columns are all used as they are. The
@@ -54,18 +57,23 @@ def select_columns(x: Tensor, labels: Tensor, column_indices: Tensor | None = No
     sizes = torch.bincount(blocks)
     if len(sizes) > 2 * MAX_SELECTED_COLUMNS or (column_indices is None and detect_feature_order(x) != FeatureOrder()):
         return None
-    values = x.double()
-    mean, square = values.mean(dim=0), values.square().mean(dim=0)
-    deviation = values.std(dim=0, correction=0)
+    values, shares = x.double(), torch.full_like(labels, 1 / len(labels), dtype=torch.float64)
+    if weights is not None:
+        shares = weights / weights.sum()
+    mean, square = shares @ values, shares @ values.square()
+    deviation = (shares @ (values - mean).square()).sqrt()
     varies = deviation > 1e-6 * square.sqrt()
     z = (values - mean) / torch.where(varies, deviation, 1.0)
-    signs = torch.where((sizes <= 2)[blocks], _compute_signs(z, labels), 1.0)
-    oriented, classes = (x * signs).numpy(), labels.numpy()
+    signs = torch.where((sizes <= 2)[blocks], _compute_signs(z, labels, shares), 1.0)
+    oriented = (x * signs).numpy()
     columns, seen = np.split(oriented, sizes.cumsum(dim=0)[:-1].tolist(), axis=1), set[bytes]()
     kept = torch.zeros(len(sizes), dtype=torch.bool)
     for index, (column, is_used) in enumerate(zip(columns, varies.split(sizes.tolist()), strict=True)):
         content = column.tobytes()
-        kept[index] = bool(is_used.any()) and not (content in seen and _is_unlikely_by_chance(column, classes))
+        kept[index] = bool(is_used.any())
+        if kept[index] and content in seen:  # rows of weight 2 count as one row that occurs twice
+            distinct = np.unique(np.column_stack([labels.numpy(), oriented]), axis=0, return_index=True)[1]
+            kept[index] = not _is_unlikely_by_chance(column[distinct], labels.numpy()[distinct])
         seen.add(content)
     indices = kept[blocks].nonzero()[:, 0]
     if not 0 < int(kept.sum()) <= MAX_SELECTED_COLUMNS:
@@ -73,13 +81,14 @@ def select_columns(x: Tensor, labels: Tensor, column_indices: Tensor | None = No
     return ColumnSelection(indices, signs[indices])
 
 
-def _compute_signs(z: Tensor, labels: Tensor) -> Tensor:
+def _compute_signs(z: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
     """Compute signs (dim,) float32, by which the skewness of standardised columns z (n, dim) is positive.
 
-    The sign of a symmetric column is that of its correlation with the class index, which is positive.
+    The sign of a symmetric column is that of its correlation with the class index, which is positive. Rows have the
+    weights ``shares`` (n,), which sum to 1.
     """
     min_skewness = 1e-6  # below it, the sign of the skewness is due to rounding
-    skewness, correlation = z.pow(3).mean(dim=0), labels.double() @ z
+    skewness, correlation = shares @ z.pow(3), (shares * labels) @ z
     direction = torch.where(skewness.abs() > min_skewness, skewness, correlation)
     return torch.where(direction < 0, -1.0, 1.0).to(torch.float32)
 

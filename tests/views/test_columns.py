@@ -50,7 +50,7 @@ def test_columns_of_several_features_are_compared_as_a_whole() -> None:
     levels = torch.nn.functional.one_hot(torch.arange(N_ROWS) * 7 % 4).float()
     x = torch.cat([levels, -draw(0, 1), levels, levels[:, :1]], dim=1)
     blocks = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 3])
-    selected = select_columns(x, LABELS, blocks)
+    selected = select_columns(x, LABELS, None, blocks)
     assert selected is not None
     assert selected.indices.tolist() == [0, 1, 2, 3, 4, 9]
     assert selected.signs.tolist() == [1, 1, 1, 1, -1, 1]

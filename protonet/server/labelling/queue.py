@@ -341,7 +341,8 @@ class LabelQueue:
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-MAX_BACKGROUND_ROWS:]
         names, sizes = model.column_names, model.n_features_per_column
-        x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative_mask)[0]
+        logits = model.predict_logits(row.x, row.uninformative_mask)[0]
+        x = torch.from_numpy(model.fill_gaps(row.x))
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
         pairs = zip(order[:MAX_LIKELY_CLASSES], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]

@@ -17,6 +17,7 @@ from protonet.errors import raise_input_error
 from protonet.tables.columns import dates, parsing, quantities
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
+from protonet.tables.columns.gaps import GapFiller
 from protonet.tables.columns.ordered import Date, Numbers, Numeric
 from protonet.tables.columns.parsing import format_cells
 from protonet.tables.columns.picture import Picture
@@ -45,6 +46,7 @@ class Encoding:
     """
 
     columns: tuple[FittedColumn, ...]  #: The fitted columns, in the order of the table.
+    gap_filler: GapFiller | None = None  #: Fills cells of columns without gaps in training; None to use their medians.
 
     @property
     def is_fully_numeric(self) -> bool:
@@ -103,16 +105,38 @@ class Encoding:
         first = sum(self.n_features_per_column[:index])
         return range(first, first + self.n_features_per_column[index])
 
-    def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
+    def encode(self, cells: Sequence[np.ndarray], *, keep_gaps: bool = False) -> np.ndarray:
         """Compute the features (n, sum of ``n_features_per_column``) of rows, given the cells (n,) of each column.
 
         The features are float32. If all columns are used unchanged, and float32 may have too few digits for them, the
-        features are float64.
+        features are float64. A gap in a column that had none in training is filled by ``gap_filler``; it is NaN if
+        ``keep_gaps``.
         """
         pairs = list(zip(self.columns, cells, strict=True))
         if self.is_fully_numeric:
-            return self.stack_numeric_columns([column.comparable_values(values) for column, values in pairs])
-        return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
+            x = self.stack_numeric_columns([column.comparable_values(values) for column, values in pairs])
+        else:
+            x = np.concatenate([column.encode(values) for column, values in pairs], axis=1)
+        if self.gap_filler is None:
+            return x
+        first = 0
+        for (column, values), size, complete in zip(
+            pairs, self.n_features_per_column, self.gap_filler.was_complete, strict=True
+        ):
+            if complete and (gaps := column.is_uninformative(values)).any():
+                x[gaps, first : first + size] = np.nan
+            first += size
+        return x if keep_gaps else self.gap_filler.fill(x)
+
+    def with_gap_filler(self, x: np.ndarray, cells: Sequence[np.ndarray]) -> Encoding:
+        """Return a copy that fills gaps as learned from training rows: features x (n, dim), cells (n,) of columns."""
+        complete = np.array(
+            [
+                column.modality is None and not column.is_uninformative(values).any()
+                for column, values in zip(self.columns, cells, strict=True)
+            ]
+        )
+        return replace(self, gap_filler=GapFiller.fit(x, complete))
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """Compute a mask (n,) bool of rows whose cells (n,) of all columns are uninformative, such as missing."""
@@ -140,13 +164,17 @@ class Encoding:
             for index, column in enumerate(self.columns)
             for name, values in column.stored_arrays().items()
         }
+        if self.gap_filler is not None:
+            tensors |= {f"gaps.{name}": torch.from_numpy(part) for name, part in self.gap_filler.stored_arrays()}
         return described, tensors
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
         """Restore an encoding from an untrusted result of `describe_columns`; raise a ValueError if it is invalid."""
         raise_unless(isinstance(described, list) and bool(described), "an encoding without columns")
-        remaining, columns = dict(tensors), []
+        of_filler = {name: tensor for name, tensor in tensors.items() if name.startswith("gaps.")}
+        remaining = {name: tensor for name, tensor in tensors.items() if name not in of_filler}
+        columns = []
         for index, description in enumerate(described):
             stored = UntrustedComponent(description, remaining, f"{index}.")
             column_class = COLUMN_CLASSES.get(stored.get_entry("kind", str))
@@ -154,7 +182,11 @@ class Encoding:
                 raise ValueError("a column of an unknown kind")
             columns.append(column_class.restore(stored))
         raise_unless(not remaining, "tensors that belong to no column")
-        return cls(tuple(columns))
+        encoding = cls(tuple(columns))
+        if not of_filler:
+            return encoding
+        named = {name.removeprefix("gaps."): tensor for name, tensor in of_filler.items()}
+        return replace(encoding, gap_filler=GapFiller.restore(named, len(columns), sum(encoding.n_features_per_column)))
 
 
 def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:
