@@ -22,8 +22,8 @@ from torch import Tensor
 from protonet._text import shorten_list
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.errors import optional_packages, raise_input_error
-from protonet.tables.arrays import ARRAY_READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_delimited_rows
+from protonet.tables.formats.arrays import ARRAY_READ_ERRORS, read_arrays
 
 
 def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
@@ -51,7 +51,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
     Args:
-        path: The file: commas, semicolons, tabs or bars between cells; text or gzip; UTF-8, UTF-16 or Latin-1. "-" is
+        path: The file: commas, semicolons, tabs or bars between cells; text or gzip; UTF-8, UTF-16 or a legacy encoding. "-" is
             the standard input. Spaces around the names of columns are left out.
         label: The name of the column that holds the class of each row.
 

@@ -39,7 +39,7 @@ from protonet.server.labelling.uploads import Uploads, append_rows, make_empty_p
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
-from protonet.tables.formats import make_text_array
+from protonet.tables.formats.source import make_text_array
 from protonet.tables.training import TrainingTable
 from protonet.ui.html import format_page
 
