@@ -21,7 +21,7 @@ from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.tables.formats import PICTURE_COLUMN
-from protonet.tables.spellings import describe_similar_names
+from protonet.tables.spellings import describe_list_labels, describe_similar_names
 from protonet.tables.training import (
     MAX_LISTED_CONTRADICTORY_ROWS,
     TrainingTable,
@@ -115,7 +115,7 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     if repeated := len(labels) - len(hashes[~earlier].unique()):
         print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
     warnings = [
-        *(f"warning: {note}" for note in describe_similar_names(new)),
+        *(f"warning: {note}" for note in (*describe_similar_names(new), *describe_list_labels(new, model.classes))),
         *updated.warn_cancelled_classes(),
         *contradictions,
     ]

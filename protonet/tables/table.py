@@ -19,6 +19,7 @@ from protonet.tables.columns.quantities import parse_formatted_number
 from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS, is_decimal_number
 from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.formats.source import DEFAULT_ROW_FORMAT, TableChunk, TableSource
+from protonet.tables.summary_rows import handle_summary_rows
 
 #: Common names of columns of labels, in lower case.
 COMMON_LABEL_NAMES = frozenset(
@@ -71,6 +72,7 @@ class ReadSpec:
     for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
     no_header: bool = False  #: Whether delimited text has no header; its columns are then "1", "2" and so on.
+    encoding: str | None = None  #: The encoding of a file of text; None to detect it.
 
 
 class RowBlock(NamedTuple):
@@ -189,6 +191,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         sheet=spec.sheet,
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
         has_header=not spec.no_header,
+        encoding=spec.encoding,
     )
     label: int | None = source.n_columns if spec.require_labels else None  # the label column follows the features
     names: tuple[str, ...] | None = None
@@ -384,6 +387,13 @@ def _read_blocks(
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     missing_texts = spec.missing_texts
+    chunks = handle_summary_rows(
+        chunks,
+        source.notes,
+        source.position_format,
+        missing_texts,
+        are_dropped=spec.require_labels or spec.allow_unlabelled or spec.for_training,
+    )
     if missing_texts == MISSING_TEXTS and spec.class_names:
         missing_texts = list_missing_label_texts(spec.class_names) - {name.lower() for name in spec.class_names}
     elif missing_texts == MISSING_TEXTS and (spec.require_labels or spec.allow_unlabelled):

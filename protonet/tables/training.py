@@ -24,7 +24,7 @@ from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, 
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.formats import PICTURE_COLUMN
-from protonet.tables.spellings import describe_similar_names
+from protonet.tables.spellings import describe_list_labels, describe_similar_names
 from protonet.tables.table import (
     COMMON_LABEL_NAMES,
     MISSING_NOTE,
@@ -189,7 +189,8 @@ class TrainingTable:
             has_ids=spec.has_ids,
             descriptions=[(descriptions or {}).get(str(name), "") for name in classes],
         )
-        result.notes.extend(f"warning: {note}" for note in describe_similar_names(classes))
+        named = [*describe_similar_names(classes), *describe_list_labels(classes)]
+        result.notes.extend(f"warning: {note}" for note in named)
         if not has_label.any():
             result, rest = result.select_rows(np.empty(0, int)), rows
         parts = [] if rest is None or spec.drop_unlabelled else [result.encode_unlabelled([rest])]
@@ -336,6 +337,7 @@ class TrainingTable:
             for_training=True,
             missing_texts=spec.missing_texts,
             no_header=spec.no_header,
+            encoding=spec.encoding,
         )
         with renamed_arguments(path="unlabelled"):
             table = features.convert_to_training_formats(open_table(path, spec), self.encoding)

@@ -217,7 +217,7 @@ def test_invalid_text_is_refused(tmp_path: Path) -> None:
         (b"\xef\xbb\xbfa,b\n1,\xe9\n", r"be a CSV file that can be read; got .* \(no UTF-8 in line 2\)\. Save it as"),
         ("é,b\n1,ö\n".encode() + b"2,\xe9\n", r"be a CSV file that can be read; got .* \(no UTF-8 in line 3\)"),
         (b"a,b\n1,\x81\2\n", r"be a CSV file that can be read; got .* \(no text in line 2\)"),
-        ("a,b\n1,2\n".encode("utf-16") + b"\0\xd8\n\0", r"be a CSV file that can be read; got .* \(no UTF-16 in"),
+        ("a,b\n1,2\n".encode("utf-16") + b"\0\xd8\n\0", r"be a CSV file that can be read; got .* \(no UTF-16-LE in"),
         (PACKED[:-9], r"be a CSV file that can be read; got .* \(EOFError\)"),
         (PACKED[:-8] + bytes(8), r"be a CSV file that can be read; got .* \(BadGzipFile\)"),
         (b"\x1f\x8b", r"be a CSV file that can be read; got .* \(EOFError\)"),
