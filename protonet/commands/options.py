@@ -182,6 +182,11 @@ class FitOptions(ResultOptions):
         False,
         group=_ROW_GROUP,
     )
+    store_rows: bool = option(
+        "store the encoded rows in the model file, about 4 bytes per row and feature; update then fits again",
+        False,
+        group="training",
+    )
     balanced: bool = option("give all classes equal weight, which favours balanced accuracy", False, group="training")
     seed: int = option(
         "random seed of MLPs and of column importance (default: 0)",
