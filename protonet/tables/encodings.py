@@ -153,9 +153,11 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
         from charset_normalizer import from_bytes  # noqa: PLC0415 - optional
 
     # Those that offices use; with fewer candidates, short texts are recognized more often.
-    known = (
-        "shift_jis gb18030 euc_kr big5 euc_jp cp1251 koi8_r cp866 cp1253 cp1255 cp1256 cp874 cp1252 cp1250 mac_roman"
-    )
+    asian = ["shift_jis", "gb18030", "euc_kr", "big5", "euc_jp"]
+    known = [
+        *asian,
+        *["cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp874", "cp1252", "cp1250", "mac_roman"],
+    ]
     max_bytes = 2**17  # of lines; the package compares all candidates, each in parts of this text
     file.seek(0)
     lines, n_bytes = list[bytes](), 0
@@ -166,9 +168,7 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
             if n_bytes > max_bytes:
                 break
     sample = b"".join(lines)
-    min_distinct_bytes = (
-        4  # two words of two letters; fewer say nothing, and are mostly accents or the sign of a currency
-    )
+    min_distinct_bytes = 4  # two words of two letters; fewer are mostly accents, or the sign of a currency
     if len({*sample} - {*range(128)}) < min_distinct_bytes:
         return ["cp1252", "cp1251"]
     words = b" ".join(sorted({word for word in re.split(rb'[,\t;|\r\n"]+', sample) if not word.isascii()}))
@@ -181,7 +181,10 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
             # Any byte of other encodings is a half-width sign of Shift-JIS; real text has other signs beside them.
             is_real = alphabets & {"CJK Unified Ideographs", "Hiragana", "Katakana"}
             if "Halfwidth and Fullwidth Forms" not in alphabets or is_real:
-                costs[match.encoding].append(match.chaos - 0.1 * match.coherence + 0.001 * rank)
+                letters = [letter for letter in str(match) if letter.isalpha() and not letter.isascii()]
+                capitals = sum(map(str.isupper, letters)) / max(1, len(letters))  # in KOI8, of small letters of others
+                for name in match.could_be_from_charset:  # those that decode this text alike
+                    costs[name].append(match.chaos - 0.1 * match.coherence + 0.05 * capitals + 0.001 * rank)
     missing_cost, western_lead = 0.25, 0.03
     total = {name: sum(values) + missing_cost * (2 - len(values)) for name, values in costs.items()}
     best = min(total, key=lambda name: total[name], default="cp1252")

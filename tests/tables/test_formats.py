@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from protonet._text import unescape_formula
 from protonet.datasets import load_csv
 from protonet.errors import InputError
-from protonet.tables.formats import TableSource, open_table_source
+from protonet.tables.formats import open_table_source
 from protonet.tables.formats import source as table_source
+from protonet.tables.formats.source import TableSource
 from protonet.tables.table import ReadSpec, read_table
 from tests.strategies import EXAMPLES
 

@@ -186,6 +186,7 @@ def open_workbook(path: Path, suffix: str, names: Collection[str] = (), sheet: s
             warnings.simplefilter("ignore")  # about styles and the like, which tables do not need
             if is_zipfile(file):
                 check_workbook_parts(file)
+            file.seek(0)
             read = _read_with_openpyxl if suffix in {".xlsx", ".xlsm"} else _read_with_calamine
             sheets, title, lines, notes = read(file, sheet)
     except (FileNotFoundError, IsADirectoryError):

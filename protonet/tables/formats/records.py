@@ -52,7 +52,8 @@ def open_json(path: Path, encoding: str | None = None) -> TableSource:
     except (*ARRAY_READ_ERRORS, RecursionError) as error:
         remedy = f"Convert it, or pass `encoding` if it is not UTF-8: {convert_command(path, 'read_json')}"
         raise_input_error("path", must, f"{path} ({type(error).__name__})", remedy)
-    if not isinstance(records, list) or not records or not all(isinstance(record, dict) for record in records):
+    are_records = isinstance(records, list) and bool(records) and all(isinstance(record, dict) for record in records)
+    if not are_records or (len(records) == 1 and any(isinstance(cell, dict | list) for cell in records[0].values())):
         remedy = f"Convert it: {convert_command(path, 'read_json')}"
         raise_input_error("path", must, f"{path}, which holds something else", remedy)
     names = list(dict.fromkeys(chain.from_iterable(records)))
