@@ -91,7 +91,7 @@ def test_opendocument_is_read_by_calamine(tmp_path: Path) -> None:
     pytest.importorskip("python_calamine")
     names = {name: f"urn:oasis:names:tc:opendocument:xmlns:{name}:1.0" for name in ("office", "table", "text")}
     declared = " ".join(f"xmlns:{name}='{address}'" for name, address in names.items())
-    rows = [["x", "kind"], [2, "oak"], [2.5, "elm"]]
+    rows: list[list[object]] = [["x", "kind"], [2, "oak"], [2.5, "elm"]]
     cells = "".join(f"<table:table-row>{''.join(map(make_ods_cell, row))}</table:table-row>" for row in rows)
     body = f"<office:body><office:spreadsheet><table:table table:name='A'>{cells}</table:table>"
     content = f"<office:document-content {declared}>{body}</office:spreadsheet></office:body></office:document-content>"
