@@ -68,10 +68,14 @@ def count_summary_rows(columns: Sequence[np.ndarray]) -> int:
     """
     max_rows, min_body_rows = 4, 3
     n_rows = len(columns[0]) if columns else 0
-    for n_summaries in range(min(max_rows, n_rows - min_body_rows), 0, -1):
-        body = n_rows - n_summaries
-        if all(_is_summary_row(columns, body, row) for row in range(body, n_rows)):
-            return n_summaries
+    filled = (
+        np.flatnonzero(~np.logical_and.reduce([is_missing(cells) for cells in columns])) if n_rows else np.arange(0)
+    )
+    columns = [cells[filled] for cells in columns]  # a blank row may stand above the sums
+    for n_summaries in range(min(max_rows, len(filled) - min_body_rows), 0, -1):
+        body = len(filled) - n_summaries
+        if all(_is_summary_row(columns, body, row) for row in range(body, len(filled))):
+            return n_rows - int(filled[body])
     return 0
 
 
@@ -92,7 +96,7 @@ def _is_summary_row(columns: Sequence[np.ndarray], n_body: int, row: int) -> boo
             numeric.append((text, above, cells[row : row + 1]))
     if not (n_blank or n_new or has_word) and len(numeric) < max(2, len(columns)):
         return False  # most tables, before their columns are parsed
-    fits, n_numbers = {"sum": 0, "mean": 0, "count": 0}, 0
+    agreeing, n_numbers = {"sum", "mean", "count"}, 0
     for text, above, cell in numeric:
         values = _parse_numbers(above, cell)
         if len(values) < 2:  # a date, or a number among words
@@ -100,17 +104,19 @@ def _is_summary_row(columns: Sequence[np.ndarray], n_body: int, row: int) -> boo
         n_numbers += 1
         *others, value = values.tolist()
         n_beyond += not min(others) <= value <= max(others)
-        for name, expected, tolerance in _list_statistics(text, values[:-1]):
-            fits[name] += abs(value - expected) <= tolerance + 1e-9 * abs(expected)
-    if not n_numbers:
-        return has_word and n_blank > 0
-    agrees = {name for name, count in fits.items() if count == n_numbers}
+        statistics = _list_statistics(text, values[:-1])
+        agreeing -= {name for name, expected, tolerance in statistics if abs(value - expected) > tolerance}
+        if not agreeing and not has_word:
+            return False
     is_other = n_blank + n_new > 0
-    if "sum" in agrees and (n_beyond > 1 or (is_other and n_beyond)):
+    if not n_numbers or not agreeing:
+        return has_word and (n_blank > 0 or n_beyond > 0)
+    if "sum" in agreeing and (n_beyond > 1 or (is_other and n_beyond)):
         return True
-    if agrees - {"sum"} and is_other and (n_numbers > 1 or has_word):
-        return True
-    return has_word and (n_blank > 0 or n_beyond > 0)
+    has_decimals = any(
+        re.search(r"[.,]\d", text) for text, *_ in numeric
+    )  # a mean without any may be a number as others
+    return has_word or (is_other and n_numbers > 1 and has_decimals)
 
 
 def _parse_numbers(above: np.ndarray, cell: np.ndarray) -> np.ndarray:
@@ -130,8 +136,9 @@ def _list_statistics(text: str, values: np.ndarray) -> list[tuple[str, float, fl
     half_digit = 0.5 * 10.0 ** -len(decimals[1] if decimals else "")
     # Workbooks add numbers with more digits than a text file shows; whole numbers have none.
     hidden = 0.0 if np.array_equal(values, np.rint(values)) else half_digit * len(values)
+    total, mean, relative = float(values.sum()), float(values.mean()), 1e-9
     return [
-        ("sum", float(values.sum()), half_digit + hidden),
-        ("mean", float(values.mean()), 1.01 * half_digit),
+        ("sum", total, half_digit + hidden + relative * abs(total)),
+        ("mean", mean, half_digit + relative * abs(mean)),
         ("count", float(len(values)), 0.0),
     ]

@@ -40,6 +40,7 @@ def test_sums_are_found_in_any_language(word: str) -> None:
     assert count((round(A.sum(), 2), B.sum(), "", word)) == 1
     assert count((round(A.sum(), 2), "", "", word)) == 1
     assert count((round(A.sum(), 2), B.sum(), "", word), (round(A.mean(), 2), round(B.mean(), 1), "", "?")) == 2
+    assert count(("", "", "", ""), (round(A.sum(), 2), B.sum(), "", word)) == 1
 
 
 @pytest.mark.parametrize("word", ["Average", "Mittelwert", "среднее", "xyz"])
