@@ -43,7 +43,8 @@ def describe_similar_names(names: Sequence[object], known_classes: Sequence[obje
 def describe_list_labels(names: Iterable[object], known_classes: Sequence[object] = ()) -> list[str]:
     """Describe class names that are lists of class names, such as "oak;elm"; return a list of at most one note."""
     texts = {str(name) for name in names} | set(map(str, known_classes))
-    split = {text: re.split(r"\s*[;,|/+&、，；]\s*", text) for text in sorted(texts)}
+    separator = r"\s*(?:[;,|/+&、，；和]|\s\w{1,3}\s)\s*"  # also words such as "and" in many languages
+    split = {text: re.split(separator, text) for text in sorted(texts)}
     repeated = Counter(part for parts in split.values() for part in parts)  # also of "oak;elm" beside "elm;ash"
     lists = [
         text
