@@ -26,6 +26,8 @@ BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", 
 ZIP_MAGIC = b"PK\3\4"  #: The first bytes of a ZIP archive, also of an Excel workbook.
 #: Matches characters that do not occur in text of any encoding.
 _BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f]")
+#: Matches signs within words, and letters of other alphabets beside Latin ones; Chinese letters may stand there.
+_MIXED_ALPHABETS = re.compile("(?<=[A-Za-z])(?:[\u0250-\u1fff]|[¡-¿](?=[A-Za-z]))|[\u0250-\u1fff](?=[A-Za-z])")
 _UNDECODED_BYTES_PATTERN = re.compile("[\udc80-\udcff]")
 
 
@@ -181,10 +183,13 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
             # Any byte of other encodings is a half-width sign of Shift-JIS; real text has other signs beside them.
             is_real = alphabets & {"CJK Unified Ideographs", "Hiragana", "Katakana"}
             if "Halfwidth and Fullwidth Forms" not in alphabets or is_real:
-                letters = [letter for letter in str(match) if letter.isalpha() and not letter.isascii()]
-                capitals = sum(map(str.isupper, letters)) / max(1, len(letters))  # in KOI8, of small letters of others
+                decoded = str(match)
+                letters = [letter for letter in decoded if letter.isalpha() and not letter.isascii()]
+                capitals = sum(map(str.isupper, letters))  # in KOI8, of the small letters of others
+                mixed = len(_MIXED_ALPHABETS.findall(decoded))
+                strange = (0.05 * capitals + 0.2 * mixed) / max(1, len(letters))
                 for name in match.could_be_from_charset:  # those that decode this text alike
-                    costs[name].append(match.chaos - 0.1 * match.coherence + 0.05 * capitals + 0.001 * rank)
+                    costs[name].append(match.chaos - 0.1 * match.coherence + strange + 0.001 * rank)
     missing_cost, western_lead = 0.25, 0.03
     total = {name: sum(values) + missing_cost * (2 - len(values)) for name, values in costs.items()}
     best = min(total, key=lambda name: total[name], default="cp1252")
