@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -68,6 +67,8 @@ def open_sqlite(path: Path, table: str | None = None) -> TableSource:
     Raises:
         InputError: The file is no database, or it has no table of that name, or several if none is named.
     """
+    import sqlite3  # noqa: PLC0415 - slow to import, and absent from some builds of Python
+
     if not path.is_file():  # SQLite would create it
         raise_missing_file(path)
     try:
