@@ -87,7 +87,7 @@ def detect_encoding(path: Path, file: BinaryIO, encoding: str | None = None) -> 
         MissingPackageError: The text is not Unicode, and the package that guesses its encoding is missing.
     """
     file.seek(0)
-    head = file.read(3)
+    head = file.read(1000)
     mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
     if mark and (encoding is None or encoding.lower().startswith("utf")):
         encoding = BYTE_ORDER_MARKS[mark]
@@ -97,11 +97,15 @@ def detect_encoding(path: Path, file: BinaryIO, encoding: str | None = None) -> 
         codecs.getincrementaldecoder(encoding or "utf-8")
     except LookupError:
         raise_input_error("encoding", "name an encoding", repr(encoding), "Such as utf-8, cp1251, shift_jis, gb18030.")
+    zeros = head[::2].count(0), head[1::2].count(0)
+    is_guessed = encoding is None and min(zeros) == 0 and max(zeros) > len(head) / 5  # every digit of UTF-16 has one
+    if is_guessed:
+        encoding = "utf-16-le" if zeros[1] else "utf-16-be"
     if encoding is not None:
         line, _, _, has_control_chars = _decode(file, len(mark), encoding)
         if line:
             _raise_invalid_text(path, f"no {encoding.upper()} in line {line}")
-        return len(mark), encoding, False, has_control_chars
+        return len(mark), encoding, is_guessed, has_control_chars
     line, binary_line, is_mostly_valid, has_control_chars = _decode(file, 0, "utf-8", "surrogateescape")
     if line and is_mostly_valid:
         _raise_invalid_text(path, f"no UTF-8 in line {line}")

@@ -53,6 +53,14 @@ def test_unicode_is_never_guessed(tmp_path: Path) -> None:
             assert (source.header, source.notes) == (["height", "soil", "kind"], [])
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_unicode_without_a_byte_order_mark_is_guessed(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(make_table(WORDS["gb18030"]).encode(encoding))
+    source = open_table_source(tmp_path / "x.csv")
+    assert source.header == ["height", "soil", "kind"]
+    assert source.notes == [f"the file is not UTF-8: read as {encoding}; `encoding` names another encoding"]
+
+
 def test_load_csv_takes_the_encoding(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("рост,label\n1,дуб\n2,вяз\n".encode("koi8_r"))
     data = load_csv(tmp_path / "x.csv", encoding="koi8_r")
