@@ -420,6 +420,7 @@ def run(options: PageOptions) -> None:
 
     rows = read_rows(options)
     header, cells = (["picture"], []) if options.starts_empty else read_cells(options, options.table, model, label)
+    del cells[len(rows.x) :]  # totals at the end, which `read_rows` leaves out
     with ExitStack() as stack:
         label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
