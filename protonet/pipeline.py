@@ -231,6 +231,7 @@ class TablePipeline(Model):
             ignored_columns=self.metadata.dropped_columns,
             missing_texts=self.missing_texts,
             class_names=tuple(map(str, self.classes)),
+            usual_encoding=self.metadata.text_encoding,
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:

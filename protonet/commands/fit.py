@@ -120,6 +120,7 @@ def make_metadata(options: FitOptions, table: TrainingTable) -> TrainingMetadata
         id_column=options.id,
         dropped_columns=list_dropped_columns(options, table),
         position_format=table.rows.position_format,
+        text_encoding=table.encoding_of_text,
         time_limit=options.time_limit,
         balanced=options.balanced,
         column_statistics=compute_column_statistics(table.rows.columns, table.encoding, table.class_counts)

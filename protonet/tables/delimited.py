@@ -41,6 +41,8 @@ NO_DELIMITER = "\uffff"
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
 #: The note to the user that names the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
+#: The note to the user that names an encoding that was guessed.
+ENCODING_NOTE = "the file is not UTF-8: read as {}; `encoding` names another encoding"
 N_LAYOUT_DETECTION_ROWS = 100  #: Number of rows from which the separator and the header are detected.
 #: Matches the first line of files that declare their separator for Excel, such as "sep=;".
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
@@ -79,6 +81,7 @@ def read_delimited_rows(
     text_column: str | None = None,
     has_header: bool = True,
     encoding: str | None = None,
+    usual_encoding: str | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
@@ -104,6 +107,7 @@ def read_delimited_rows(
         has_header: Whether the first row names the columns. Otherwise, the names "1", "2" and so on are yielded as the
             header, at line 0.
         encoding: The encoding of the text; None to detect it.
+        usual_encoding: The encoding of an earlier file, which is preferred if the text is not Unicode.
 
     Raises:
         InputError: The file cannot be read, its rows have different numbers of cells, or a second table begins.
@@ -111,10 +115,9 @@ def read_delimited_rows(
     text, notes = None, [] if notes is None else notes
     try:
         with open_bytes(path) as file:
-            text = _TextFile(path, file, encoding)
+            text = _TextFile(path, file, encoding, usual_encoding)
             delimiter, lines_above, layout_notes, header = _detect_layout(text, names, text_column, has_header)
-            guess = f"the file is not UTF-8: read as {text.encoding}; `encoding` names another encoding"
-            notes += [guess] * text.is_encoding_guessed
+            notes += [ENCODING_NOTE.format(text.encoding)] * text.is_encoding_guessed
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
                 yield from _iterate_checked_rows(path, text, records, notes, header)
@@ -132,7 +135,7 @@ def read_delimited_rows(
 class _TextFile:
     """A text file with a given or a detected encoding, which can be read repeatedly from its start."""
 
-    def __init__(self, path: Path, file: BinaryIO, encoding: str | None = None) -> None:
+    def __init__(self, path: Path, file: BinaryIO, encoding: str | None = None, usual: str | None = None) -> None:
         self.file = file
         self.line = 0  #: The number of the last line that was read.
         self.row_start = 0  #: The number of the line on which the last row begins.
@@ -140,7 +143,7 @@ class _TextFile:
         self._row_ended = True  #: Whether the last line ends a row, rather than continues within a quoted cell.
         self._has_apostrophe = False  #: Whether the last row has an apostrophe, which may escape a formula.
         self.n_rules = 0  #: The number of skipped lines such as ``|---|---|``.
-        detected = detect_encoding(path, file, encoding)
+        detected = detect_encoding(path, file, encoding, usual)
         self.start, self.encoding, self.is_encoding_guessed, self.has_control_chars = detected
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:

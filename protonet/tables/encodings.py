@@ -75,8 +75,12 @@ def peek_standard_input(n_bytes: int) -> bytes:
     return magic
 
 
-def detect_encoding(path: Path, file: BinaryIO, encoding: str | None = None) -> tuple[int, str, bool, bool]:
+def detect_encoding(
+    path: Path, file: BinaryIO, encoding: str | None = None, usual: str | None = None
+) -> tuple[int, str, bool, bool]:
     """Detect the encoding of a file of text, unless it is given: a byte order mark, UTF-8, or one of other countries.
+
+    If the text is in none of these, and is readable in the ``usual`` encoding, that is preferred to others.
 
     Returns:
         The size of the byte order mark, the encoding, whether it was guessed, and whether the text has control
@@ -94,8 +98,8 @@ def detect_encoding(path: Path, file: BinaryIO, encoding: str | None = None) -> 
     else:
         mark = b""
     try:
-        codecs.getincrementaldecoder(encoding or "utf-8")
-    except LookupError:
+        " ".encode(encoding or "utf-8")  # codecs that are not of text are not found
+    except (LookupError, UnicodeError):
         raise_input_error("encoding", "name an encoding", repr(encoding), "Such as utf-8, cp1251, shift_jis, gb18030.")
     zeros = head[::2].count(0), head[1::2].count(0)
     is_guessed = encoding is None and min(zeros) == 0 and max(zeros) > len(head) / 5  # every digit of UTF-16 has one
@@ -113,7 +117,7 @@ def detect_encoding(path: Path, file: BinaryIO, encoding: str | None = None) -> 
         _raise_invalid_text(path, f"no text in line {binary_line}")
     if not line:
         return 0, "utf-8", False, has_control_chars
-    decoded = ((name, *_decode(file, 0, name)) for name in _guess_encodings(file))
+    decoded = ((name, *_decode(file, 0, name)) for name in _guess_encodings(file, usual))
     guess = next(((name, has_control_chars) for name, invalid, _, _, has_control_chars in decoded if not invalid), None)
     if guess is None:
         _raise_invalid_text(path, f"neither UTF-8 nor another known encoding in line {line}")
@@ -153,17 +157,16 @@ def _decode(file: BinaryIO, start: int, encoding: str, errors: str = "strict") -
     return first_invalid, first_binary, balance >= 0, has_control_chars
 
 
-def _guess_encodings(file: BinaryIO) -> list[str]:
+def _guess_encodings(file: BinaryIO, usual: str | None = None) -> list[str]:
     """Guess the encoding of text that is not Unicode, by the first lines that are not ASCII; the likeliest first."""
     with optional_packages("files"):
         from charset_normalizer import from_bytes  # noqa: PLC0415 - optional
 
     # Those that offices use; with fewer candidates, short texts are recognized more often.
     asian = ["shift_jis", "gb18030", "euc_kr", "big5", "euc_jp"]
-    known = [
-        *asian,
-        *["cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp874", "cp1252", "cp1250", "mac_roman"],
-    ]
+    others = ["cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp874", "cp1252", "cp1250", "mac_roman"]
+    # The sets of Windows, which include the older ones, such as ① beside the signs of Shift-JIS.
+    supersets = {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950"}
     max_bytes = 2**17  # of lines; the package compares all candidates, each in parts of this text
     file.seek(0)
     lines, n_bytes = list[bytes](), 0
@@ -176,12 +179,12 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
     sample = b"".join(lines)
     min_distinct_bytes = 4  # two words of two letters; fewer are mostly accents, or the sign of a currency
     if len({*sample} - {*range(128)}) < min_distinct_bytes:
-        return ["cp1252", "cp1251"]
+        return [*[name for name in (*asian, *others, *supersets.values()) if name == usual], "cp1252", "cp1251"]
     words = b" ".join(sorted({word for word in re.split(rb'[,\t;|\r\n"]+', sample) if not word.isascii()}))
     # Whole lines say more about long texts, different words about cells. A low threshold keeps fewer candidates.
     costs = defaultdict[str, list[float]](list)
     for text in (sample, words):
-        matches = from_bytes(text, cp_isolation=known, threshold=0.2, language_threshold=0.05)
+        matches = from_bytes(text, cp_isolation=[*asian, *others], threshold=0.2, language_threshold=0.05)
         for rank, match in enumerate(matches):
             alphabets = set(match.alphabets)
             # Any byte of other encodings is a half-width sign of Shift-JIS; real text has other signs beside them.
@@ -194,13 +197,11 @@ def _guess_encodings(file: BinaryIO) -> list[str]:
                 strange = (0.05 * capitals + 0.2 * mixed) / max(1, len(letters))
                 for name in match.could_be_from_charset:  # those that decode this text alike
                     costs[name].append(match.chaos - 0.1 * match.coherence + strange + 0.001 * rank)
-    missing_cost, western_lead = 0.25, 0.03
+    missing_cost, western_lead, usual_lead = 0.25, 0.03, 0.15
     total = {name: sum(values) + missing_cost * (2 - len(values)) for name, values in costs.items()}
     best = min(total, key=lambda name: total[name], default="cp1252")
     # Letters of Western Europe are also some of Eastern Europe's and of old Macs: Western text is more frequent.
     if not total or (best in {"cp1250", "mac_roman"} and total.get("cp1252", 1.0) <= total[best] + western_lead):
         total["cp1252"] = total.get(best, 0.0) - 1
-    # The sets of Windows, which include the older ones, such as ① beside the signs of Shift-JIS.
-    supersets = {"shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950"}
-    ordered = sorted(total, key=lambda name: total[name])
+    ordered = sorted(total, key=lambda name: total[name] - usual_lead * (usual in {name, supersets.get(name, name)}))
     return [better for name in ordered for better in (supersets.get(name, name), name)]

@@ -73,6 +73,7 @@ class ReadSpec:
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
     no_header: bool = False  #: Whether delimited text has no header; its columns are then "1", "2" and so on.
     encoding: str | None = None  #: The encoding of a file of text; None to detect it.
+    usual_encoding: str | None = None  #: The encoding of the training table, which is preferred to other guesses.
 
 
 class RowBlock(NamedTuple):
@@ -153,6 +154,7 @@ class Table:
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns (`ReadSpec.extra_columns`).
     has_semicolons: bool = False  #: Whether semicolons separate the cells of the file.
+    encoding: str | None = None  #: The encoding of the file; see `TableSource.encoding`.
 
     @property
     def all_notes(self) -> list[str]:
@@ -192,6 +194,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
         has_header=not spec.no_header,
         encoding=spec.encoding,
+        usual_encoding=spec.usual_encoding,
     )
     label: int | None = source.n_columns if spec.require_labels else None  # the label column follows the features
     names: tuple[str, ...] | None = None
@@ -234,6 +237,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         n_rows=source.n_rows,
         extra_columns=tuple(extra),
         has_semicolons=source.has_semicolons,
+        encoding=source.encoding,
     )
 
 

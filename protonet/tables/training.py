@@ -68,6 +68,7 @@ class TrainingTable:
     column_descriptions: Mapping[str, str] = field(default_factory=dict)
     """The type of each column, or the reason why it is dropped, by its name; empty for columns without names."""
     unused_columns: tuple[str, ...] = ()  #: The names of the columns that were not read.
+    encoding_of_text: str | None = None  #: The encoding of the file; see `TableSource.encoding`.
     has_ids: bool = False  #: Whether the last extra column of the rows identifies them.
     has_group_columns: bool = False  #: Whether some columns seem to identify groups of related rows, such as patients.
 
@@ -296,6 +297,7 @@ class TrainingTable:
             column_descriptions=descriptions,
             unused_columns=() if table is None else table.unused_columns,
             has_group_columns=bool(group_columns),
+            encoding_of_text=None if table is None else table.encoding,
         )
 
     def encode_unlabelled(self, blocks: Iterable[RowBlock], file: str = "") -> Iterator[Tensor]:
@@ -338,6 +340,7 @@ class TrainingTable:
             missing_texts=spec.missing_texts,
             no_header=spec.no_header,
             encoding=spec.encoding,
+            usual_encoding=self.encoding_of_text,
         )
         with renamed_arguments(path="unlabelled"):
             table = features.convert_to_training_formats(open_table(path, spec), self.encoding)

@@ -53,6 +53,17 @@ def test_unicode_is_never_guessed(tmp_path: Path) -> None:
             assert (source.header, source.notes) == (["height", "soil", "kind"], [])
 
 
+@pytest.mark.parametrize("encoding", ["cp932", "gb18030", "cp949", "koi8_r"])
+def test_a_single_row_is_read_in_the_usual_encoding(encoding: str, tmp_path: Path) -> None:
+    for word in WORDS[encoding].split():
+        (tmp_path / "x.csv").write_bytes(f"soil,kind\n{word},1\n".encode(encoding))
+        source = open_table_source(tmp_path / "x.csv", usual_encoding=encoding)
+        (chunk,) = source.read_chunks([0])
+        assert (chunk.columns[0].tolist(), source.encoding) == ([word], encoding)
+    (tmp_path / "x.csv").write_text(f"soil,kind\n{word},1\n", encoding="utf-8")
+    assert open_table_source(tmp_path / "x.csv", usual_encoding=encoding).encoding is None
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_unicode_without_a_byte_order_mark_is_guessed(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(make_table(WORDS["gb18030"]).encode(encoding))
@@ -75,6 +86,9 @@ def test_text_that_cannot_be_decoded_is_refused(tmp_path: Path, monkeypatch: pyt
         open_table_source(path, encoding="cp1521")
     with pytest.raises(InputError, match=r"^`path` must be a CSV file .* \(no ASCII in line 2\).*pass `encoding`"):
         open_table_source(path, encoding="ascii")
+    with pytest.raises(InputError, match=r"^`encoding` must name an encoding; got 'hex'"):
+        open_table_source(path, encoding="hex")
+    assert open_table_source(path, usual_encoding="hex").encoding == "cp1251"  # model files are not trusted
     with pytest.raises(InputError, match=r"^`encoding` must come with a file of text"):
         open_table_source(tmp_path / "x.npz", encoding="ascii")
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)

@@ -52,6 +52,7 @@ def open_table_source(
     text_column: str = "text",
     has_header: bool = True,
     encoding: str | None = None,
+    usual_encoding: str | None = None,
 ) -> TableSource:
     """Open a table file in the format that its suffix names, and read its header.
 
@@ -68,6 +69,7 @@ def open_table_source(
         text_column: The name of the only column of a list of texts: a .txt file with one text per line and no header.
         has_header: Whether the first row of delimited text names the columns; see `read_delimited_rows`.
         encoding: The encoding of a file of text; None to detect it.
+        usual_encoding: The encoding of an earlier file, which is preferred if delimited text is not Unicode.
 
     Raises:
         InputError: There is no such file, its suffix is not supported, or it cannot be read.
@@ -102,7 +104,8 @@ def open_table_source(
     if not is_delimited:
         raise_unknown_suffix(path, suffix)
     text_column_name = text_column if has_header and suffix == ".txt" else None
-    return open_csv(path, names, text_column_name, has_header=has_header, encoding=encoding)
+    encodings = {"encoding": encoding, "usual_encoding": usual_encoding}
+    return open_csv(path, names, text_column_name, has_header=has_header, **encodings)
 
 
 def _find_suffix(path: Path) -> str:
@@ -184,11 +187,18 @@ def open_csv(
     *,
     has_header: bool = True,
     encoding: str | None = None,
+    usual_encoding: str | None = None,
 ) -> TableSource:
     """Open a file of delimited text as a table; the arguments are those of `open_table_source`."""
     notes: list[str] = []
     lines = delimited.read_delimited_rows(
-        path, notes, names=names, text_column=text_column, has_header=has_header, encoding=encoding
+        path,
+        notes,
+        names=names,
+        text_column=text_column,
+        has_header=has_header,
+        encoding=encoding,
+        usual_encoding=usual_encoding,
     )
     header = list(map(normalize_spelling, next(lines, (0, []))[1]))
     if not header:
@@ -201,6 +211,8 @@ def open_csv(
             cells = list(zip(*rows, strict=True))
             yield TableChunk([make_text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
 
+    start = delimited.ENCODING_NOTE.partition("{")[0]
+    guesses = (note.removeprefix(start).partition(";")[0] for note in notes if note.startswith(start))
     semicolons = delimited.DELIMITER_NOTE.format(delimited.DELIMITERS[";"]) in notes
     return TableSource(
         header=header,
@@ -209,4 +221,5 @@ def open_csv(
         read_chunks=read_chunks,
         notes=notes,
         has_semicolons=semicolons,
+        encoding=next(guesses, encoding),
     )

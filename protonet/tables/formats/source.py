@@ -45,6 +45,7 @@ class TableSource:
     n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
     sheet_note: str = ""  #: A phrase for messages with the names of the sheet and of all sheets of a workbook.
     has_semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
+    encoding: str | None = None  #: The encoding of text that was given or guessed; None for Unicode and other formats.
 
 
 def rows_per_chunk(n_columns: int) -> int:
