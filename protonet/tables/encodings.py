@@ -100,7 +100,8 @@ def detect_encoding(
     try:
         " ".encode(encoding or "utf-8")  # codecs that are not of text are not found
     except (LookupError, UnicodeError):
-        raise_input_error("encoding", "name an encoding", repr(encoding), "For example utf-8, cp1251, shift_jis or gb18030.")
+        remedy = "For example utf-8, cp1251, shift_jis or gb18030."
+        raise_input_error("encoding", "name an encoding", repr(encoding), remedy)
     zeros = head[::2].count(0), head[1::2].count(0)
     is_guessed = encoding is None and min(zeros) == 0 and max(zeros) > len(head) / 5  # every digit of UTF-16 has one
     if is_guessed:

@@ -67,10 +67,10 @@ def count_summary_rows(columns: Sequence[np.ndarray]) -> int:
     columns need no other difference.
     """
     max_rows, min_body_rows = 4, 3
-    n_rows = len(columns[0]) if columns else 0
-    filled = (
-        np.flatnonzero(~np.logical_and.reduce([is_missing(cells) for cells in columns])) if n_rows else np.arange(0)
-    )
+    if not columns:
+        return 0
+    n_rows, is_blank = len(columns[0]), np.logical_and.reduce([is_missing(cells) for cells in columns])
+    filled = np.flatnonzero(~is_blank)
     columns = [cells[filled] for cells in columns]  # a blank row may stand above the sums
     for n_summaries in range(min(max_rows, len(filled) - min_body_rows), 0, -1):
         body = len(filled) - n_summaries
@@ -113,9 +113,8 @@ def _is_summary_row(columns: Sequence[np.ndarray], n_body: int, row: int) -> boo
         return has_word and (n_blank > 0 or n_beyond > 0)
     if "sum" in agreeing and (n_beyond > 1 or (is_other and n_beyond)):
         return True
-    has_decimals = any(
-        re.search(r"[.,]\d", text) for text, *_ in numeric
-    )  # a mean without any may be a number as others
+    # A mean without decimals may be a number as others.
+    has_decimals = any(re.search(r"[.,]\d", text) for text, *_ in numeric)
     return has_word or (is_other and n_numbers > 1 and has_decimals)
 
 

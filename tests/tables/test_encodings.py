@@ -82,7 +82,7 @@ def test_load_csv_takes_the_encoding(tmp_path: Path) -> None:
 def test_text_that_cannot_be_decoded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(make_table(WORDS["cp1251"]).encode("cp1251"))
-    with pytest.raises(InputError, match=r"^`encoding` must name an encoding; got 'cp1521'\. For example utf-8, cp1251"):
+    with pytest.raises(InputError, match=r"^`encoding` must name an encoding; got 'cp1521'\. For example utf-8"):
         open_table_source(path, encoding="cp1521")
     with pytest.raises(InputError, match=r"^`path` must be a CSV file .* \(no ASCII in line 2\).*pass `encoding`"):
         open_table_source(path, encoding="ascii")
