@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: Control characters that a terminal may interpret; tabs and line breaks are not among them.
 CONTROL_CHARS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
@@ -64,3 +65,10 @@ def shorten_list(names: Iterable[object], max_names: int = 5) -> str:
 def join_digit_groups(text: str) -> str:
     """Remove the spaces and apostrophes that separate groups of three digits, as in 1'234.50 or 1 234,50."""
     return _DIGIT_GROUPS.sub(lambda groups: _GROUP_SEPARATOR.sub("", groups[0]), text)
+
+
+def closest_match(name: str, candidates: Sequence[str]) -> str | None:
+    """Return the candidate that is most similar to a name, ignoring case; None if no candidate is similar."""
+    by_lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[matches[0]] if matches else None

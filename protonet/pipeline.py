@@ -236,6 +236,7 @@ class TablePipeline(Model):
             ignored_columns=self.metadata.dropped_columns,
             missing_texts=self.missing_texts,
             class_names=tuple(map(str, self.classes)),
+            usual_encoding=self.metadata.text_encoding,
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
@@ -283,13 +284,12 @@ class TablePipeline(Model):
 
     def fill_gaps(self, x: np.ndarray) -> np.ndarray:
         """Replace NaN in rows x (n, dim), of `encode` with ``keep_gaps``, by the expected features."""
-        filler = None if self.encoding is None else self.encoding.gap_filler
-        return x if filler is None else filler.fill(x)
+        return x if self.encoding is None or self.encoding.gap_filler is None else self.encoding.gap_filler.fill(x)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
         """Compute a mask (b,) bool of the rows of a block in which each cell is missing or unknown to the model."""
-        empty = np.zeros(len(block.positions), bool)
-        return empty if self.encoding is None else self.encoding.is_uninformative(block.columns)
+        n = len(block.positions)
+        return np.zeros(n, bool) if self.encoding is None else self.encoding.is_uninformative(block.columns)
 
     def mark_uninformative(self, table: Table) -> Iterator[RowBlock]:
         """Yield copies of the blocks of a table with their field ``uninformative_mask`` set by `is_uninformative`.
@@ -298,9 +298,8 @@ class TablePipeline(Model):
         """
         rows = 0
         for block in table.blocks:
-            mask = self.is_uninformative(block)
+            yield block._replace(uninformative_mask=(mask := self.is_uninformative(block)))
             rows += int(mask.sum())
-            yield block._replace(uninformative_mask=mask)
         if rows and self.uninformative_logits is not None:
             table.notes.append(format_uninformative_note(rows))
 
@@ -321,8 +320,8 @@ class TablePipeline(Model):
         """Convert labels y (n,) to class indices (n,) int64; raise an InputError if the model does not know one."""
         indices = self.find_classes(y)
         if unknown := sorted({*y[(indices < 0).numpy()].astype(str).tolist()}):
-            got = shorten_list(map(repr, unknown), 1)
-            raise_input_error("y", "have classes that the model knows", got, "Add them with protonet update.")
+            remedy = "Add them with protonet update."
+            raise_input_error("y", "have classes that the model knows", shorten_list(map(repr, unknown), 1), remedy)
         return indices
 
     @torch.inference_mode()
@@ -355,8 +354,8 @@ class TablePipeline(Model):
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
-            remedy = "Correct or drop the row."
-            raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
+            must = "have numbers of the scale of the training data"
+            raise_input_error(argument, must, got, "Correct or drop the row.")
         if mask.any() and (by_frequency := self.uninformative_logits) is not None:
             logits[torch.from_numpy(mask)] = by_frequency.to(logits)
         return logits

@@ -252,7 +252,8 @@ COMMANDS = {
     ),
     "update": Command(
         UpdateOptions,
-        "Add samples and new classes to a model without training. Samples that are added twice count twice.",
+        "Add samples and new classes to a model without training, or fit it again if fit --store-rows wrote it."
+        " Samples that are added twice count twice.",
         (
             "model.protonet more.csv -o updated.protonet",
             "model.protonet more.csv --in-place",

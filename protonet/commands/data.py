@@ -86,6 +86,7 @@ def make_read_spec(
         sheet=options.sheet,
         decimal_mark=options.decimal_mark,
         no_header=options.no_header,
+        encoding=options.encoding,
     )
 
 

@@ -20,6 +20,7 @@ from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import FitProgress
 from protonet.pipeline import TablePipeline
+from protonet.tables.spellings import describe_list_labels
 from protonet.tables.table import RowBlock
 from protonet.tables.training import TrainingTable
 from protonet.ui.html import write_results
@@ -56,7 +57,8 @@ def run(options: EvaluateOptions) -> None:
     name = path_to_text(options.table.name)
     results = {"command": "evaluate", **report.evaluate_to_dict(name, model, logits, labels, unknown)}
     print(report.format_evaluate_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
-    show_notes(table.all_notes, quiet=options.quiet)
+    lists = [f"warning: {note}" for note in describe_list_labels(unknown, model.classes)]
+    show_notes([*table.all_notes, *lists], quiet=options.quiet)
     if options.report is not None:
         rows = TrainingTable(
             rows=block,

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,13 @@ from protonet import report
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
+from protonet.commands.training import (
+    SOLVE_TIME_FRACTION,
+    count_class_names,
+    count_stored_bytes,
+    cross_validate_model,
+    store_rows,
+)
 from protonet.embeddings.pictures.files import split_backbone_spec
 from protonet.embeddings.pictures.reading import path_to_text
 from protonet.files.metadata import TrainingMetadata
@@ -25,13 +31,11 @@ from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (
     CrossValidation,
     balanced_class_weights,
-    cross_validate,
     held_out_indices,
     measure_cross_validation,
-    restore_row_counts,
     set_sample_counts,
 )
-from protonet.fit.duplicates import describe_near_duplicates, hash_rows
+from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
@@ -53,8 +57,6 @@ from protonet.ui.text import (
 MAX_TIME_FRACTION_BEFORE_REPORT = 0.8
 #: Maximum number of groups of similar outliers among the unlabelled rows, and of rows of each group, to be printed.
 MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
-#: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
-SOLVE_TIME_FRACTION = 0.6
 
 
 def train(options: FitOptions, table: TrainingTable, started: float) -> None:
@@ -97,6 +99,8 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
             write_reports(options, table, model, solution, cv, facts, compared, deadline)
+        if stored := count_stored_bytes(model):
+            print(f"{plural(len(table.y), 'row')} stored for update, {format_byte_count(stored)} before compression")
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
         if output is None:
@@ -122,6 +126,7 @@ def make_metadata(options: FitOptions, table: TrainingTable) -> TrainingMetadata
         id_column=options.id,
         dropped_columns=list_dropped_columns(options, table),
         position_format=table.rows.position_format,
+        text_encoding=table.encoding_of_text,
         time_limit=options.time_limit,
         balanced=options.balanced,
         column_statistics=compute_column_statistics(table.rows.columns, table.encoding, table.class_counts)
@@ -160,21 +165,12 @@ def cross_validate_and_save(
 
     Returns the model with the results, the cross-validation, and whether it ended in time.
     """
-    output, name_counts = options.output, None
-    if solution.class_names is not None:
-        name_counts = solution.class_names.count_class_samples(len(table.classes))
+    output = options.output
     try:
-        cv = cross_validate(solution, deadline=deadline, progress=progress)
+        model, cv = cross_validate_model(table, model, solution, deadline, progress)
         in_time = time.monotonic() < deadline
-        if table.weights is not None:
-            cv = restore_row_counts(cv, table.y, table.weights, name_counts)
-        # The names of the groups are sorted, as the groups of the solution are.
-        merged = [] if solution.merged_groups is None else solution.merged_groups.tolist()
-        # Equal rows are merged into one held-out row, which has the position of the first equal row.
-        indices, first = np.unique(held_out_indices(solution.training_set).numpy(), return_index=True)
-        positions = torch.tensor(table.rows.positions)[first[indices >= 0]]
-        groups = dict(zip(table.group_names, merged, strict=True))
-        model = model.with_cross_validation(cv, groups, hash_rows(table.x), positions)
+        if options.store_rows:
+            model = store_rows(model, table)
         if output is not None:
             model.save(output)
         return model, cv, in_time
@@ -182,7 +178,7 @@ def cross_validate_and_save(
         if output is None:
             raise
         if table.weights is not None:
-            counts = torch.tensor(table.class_counts)
+            counts, name_counts = torch.tensor(table.class_counts), count_class_names(model, solution)
             set_sample_counts(solution.network, counts if name_counts is None else counts + name_counts)
         model.save(output)
         name, facts = path_to_text(options.table.name), unlabelled_to_dict(solution, [], [])

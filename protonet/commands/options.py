@@ -79,11 +79,11 @@ _parse_positive_integer, _parse_seconds = (
 )
 N_DEFAULT_SUGGESTIONS = 10  #: The number of rows that ``suggest`` proposes without ``-n``, if the table has as many.
 _MODEL_HELP = "a model file, written by fit"
-_TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
-_TABLE_HELP += "or a folder of pictures"
+_TABLE_HELP = "CSV or text with a header, JSON, ARFF (also .gz, .zip, or - for stdin), Excel, OpenDocument, SQLite, "
+_TABLE_HELP += "Parquet, Feather, NPZ with x and y, NPY; or a folder of pictures"
 _GROUP_HELP = "a column: keep rows that share its value in the same fold"
 _TYPES_HELP = f"types of columns (default: inferred): {', '.join(COLUMN_TYPES)}"
-_READ_GROUP, _RESULT_GROUP, _ROW_GROUP = "workbooks, arrays and pictures", "further results", "rows of the table"
+_READ_GROUP, _RESULT_GROUP, _ROW_GROUP = "text, workbooks, arrays and pictures", "further results", "rows of the table"
 _ENCODER_HELP = "the pretrained encoder of texts or pictures: auto, none, a name, a folder or a file"
 
 
@@ -98,7 +98,14 @@ class CommandOptions:
 class ReadOptions(CommandOptions):
     """Options of commands that read a table."""
 
-    sheet: str | None = option("the sheet of an Excel workbook (default: the first)", group=_READ_GROUP)
+    sheet: str | None = option(
+        "the sheet of a workbook (default: the first), or the table of a database", group=_READ_GROUP
+    )
+    encoding: str | None = option(
+        "the encoding of text, such as cp1251, shift_jis or gb18030 (default: detected)",
+        metavar="NAME",
+        group=_READ_GROUP,
+    )
     decimal_mark: str | None = option(
         'the decimal mark of numbers, "." or "," (default: detected)',
         choices=[".", ","],
@@ -174,6 +181,11 @@ class FitOptions(ResultOptions):
         "accept more than 20 classes with few rows each, which otherwise look like numbers or identifiers",
         False,
         group=_ROW_GROUP,
+    )
+    store_rows: bool = option(
+        "store the encoded rows in the model file, about 4 bytes per row and feature; update then fits again",
+        False,
+        group="training",
     )
     balanced: bool = option("give all classes equal weight, which favours balanced accuracy", False, group="training")
     seed: int = option(

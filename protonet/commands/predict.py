@@ -96,7 +96,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     """
     workers = count_usable_cores() if options.workers is None else options.workers
     if options.sheet is not None:
-        raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
+        raise_input_error("sheet", "come with a workbook or a database", options.table, "Leave it out.")
     if options.output is None:
         raise_input_error("output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
     path = options.model.resolve()

@@ -50,6 +50,7 @@ def read_training_table(options: FitOptions) -> TrainingTable:
         missing_texts=MISSING_TEXTS if missing is None else parse_missing_texts(missing.split(",")),
         decimal_mark=options.decimal_mark,
         no_header=options.no_header,
+        encoding=options.encoding,
     )
     return TrainingTable.from_file(
         options.table,

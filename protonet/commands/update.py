@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import open_locked, read_stamp, write_text
+from protonet._io import open_locked, read_stamp, show_progress, write_text
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.data import get_label_column, load_pipeline, read_cells, read_labelled_rows, read_table_to_label
 from protonet.commands.options import N_DEFAULT_SUGGESTIONS, SuggestOptions, UpdateOptions, show_notes
 from protonet.commands.rows import check_class_spellings
+from protonet.commands.training import STORED_FEATURES, fit_again
 from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.errors import raise_input_error
 from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.tables.formats import PICTURE_COLUMN
-from protonet.tables.spellings import describe_similar_names
+from protonet.tables.spellings import describe_list_labels, describe_similar_names
 from protonet.tables.training import (
     MAX_LISTED_CONTRADICTORY_ROWS,
     TrainingTable,
@@ -98,7 +100,13 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     if old is not None:
         contradictions += warn_held_out_contradictions(old, table, classes)
     groups = table.rows.extra_columns[0].tolist() if table.rows.extra_columns else None
-    updated = model.update(table.x, labels, classes, groups=groups, uninformative_mask=empty)
+    if is_refit := STORED_FEATURES in model.update_state:
+        with show_progress(quiet=options.quiet) as progress:
+            updated, _ = fit_again(
+                model, table.x, labels, classes, groups=groups, uninformative_mask=empty, progress=progress
+            )
+    else:
+        updated = model.update(table.x, labels, classes, groups=groups, uninformative_mask=empty)
     table.notes.extend(f"warning: {note}" for note in describe_uninformative_rows(empty))
     show_notes(table.notes, quiet=options.quiet)
     hashes = hash_rows(table.x)
@@ -111,21 +119,36 @@ def update_model(options: UpdateOptions, output: Path, *, is_replaced: bool = Fa
     updated.save(output)
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
-    print(f"{output}: {plural(len(labels), 'sample')} added, {plural(len(new), 'new class')}{named}")
+    again = f"; fitted again to {plural(sum(updated.sample_counts), 'row')}" if is_refit else ""
+    print(f"{output}: {plural(len(labels), 'sample')} added, {plural(len(new), 'new class')}{named}{again}")
     if repeated := len(labels) - len(hashes[~earlier].unique()):
         print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
     warnings = [
-        *(f"warning: {note}" for note in describe_similar_names(new)),
+        *(f"warning: {note}" for note in (*describe_similar_names(new), *describe_list_labels(new, model.classes))),
         *warn_cancelled_classes(updated.classes, updated.network.has_zero_sum.tolist()),
         *contradictions,
     ]
     print("".join(f"{line}\n" for line in warnings), end="")
     new_crossed = updated.cross_validation
-    if before is None or new_crossed is None or not len(before):
+    if before is None or old is None or new_crossed is None:
         print("no held-out rows: the effect on the old classes is unknown")
+    elif is_refit:
+        print(format_cross_validated_accuracy(before, old.labels, predict_held_out(new_crossed), new_crossed.labels))
     else:
         names = list(map(to_printable, classes))
         print(format_accuracy_change(before, predict_held_out(new_crossed), new_crossed.labels, names), end="")
+
+
+def format_cross_validated_accuracy(before: Tensor, labels: Tensor, after: Tensor, new_labels: Tensor) -> str:
+    """Format the cross-validated accuracy before and after a new fit, whose held-out rows are others.
+
+    The logits are (n, known classes) before and (m, num_classes) after; the labels (n,) and (m,) are class indices.
+    """
+    accuracies = [
+        f"{100 * (logits.argmax(dim=1) == y).double().mean():.2f} % on {plural(len(y), 'held-out row')}"
+        for logits, y in ((before, labels), (after, new_labels))
+    ]
+    return f"cross-validated accuracy: {accuracies[0]} before, {accuracies[1]} after"
 
 
 def extend_classes(classes: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
@@ -162,6 +185,7 @@ def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classe
 
     The logits are (n, known classes) before and (n, num_classes) after the update; ``labels`` (n,) are class indices.
     """
+    max_chance = 2.0  # standard errors of the number of rows that changed sides (McNemar's test)
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
     counts = torch.bincount(labels, minlength=before.shape[1])
     hits = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, labels, correct).long()
@@ -170,4 +194,8 @@ def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classe
     for label, (old, new) in enumerate(hits.T.tolist()):
         if new < old:
             lines.append(f"  {classes[label]}: {old} of {counts[label]} correct before, {new} after")
+    lost, won = int((correct[0] > correct[1]).sum()), int((correct[1] > correct[0]).sum())
+    if lost - won > max_chance * math.sqrt(lost + won):
+        remedy = "run protonet fit on both tables together, or with --store-rows: update then fits again"
+        lines.append(f"update moves prototypes, not the views: {remedy}")
     return "\n".join(lines) + "\n"

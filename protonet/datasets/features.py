@@ -21,7 +21,7 @@ import torch
 from protonet._text import to_printable
 from protonet.datasets.dataset import Dataset, make_dataset
 from protonet.errors import raise_input_error, raise_missing_file
-from protonet.tables.arrays import decode_labels, memory_map_npy
+from protonet.tables.formats.arrays import decode_labels, memory_map_npy
 
 #: Matches dtypes of fixed size without pointers: numbers, bytes and text.
 PLAIN_DTYPE_PATTERN = re.compile(r"[biufSU]\d+")

@@ -22,8 +22,8 @@ from torch import Tensor
 from protonet._text import shorten_list
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.errors import optional_packages, raise_input_error
-from protonet.tables.arrays import ARRAY_READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_delimited_rows
+from protonet.tables.formats.arrays import ARRAY_READ_ERRORS, read_arrays
 
 
 def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
@@ -47,13 +47,14 @@ def check_map_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] 
     return channels, height, width
 
 
-def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
+def load_csv(path: str | Path, *, label: str = "label", encoding: str | None = None) -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
     Args:
-        path: The file: commas, semicolons, tabs or bars between cells; text or gzip; UTF-8, UTF-16 or Latin-1. "-" is
-            the standard input. Spaces around the names of columns are left out.
+        path: The file: commas, semicolons, tabs or bars between cells; text, gzip or ZIP. "-" is the standard input.
+            Spaces around the names of columns are left out.
         label: The name of the column that holds the class of each row.
+        encoding: The encoding of the text, such as "cp1251"; None to detect it.
 
     Returns:
         A data set of the rows, not scaled; features are in the order of the file's columns.
@@ -64,7 +65,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    lines = read_delimited_rows(path, names={label})
+    lines = read_delimited_rows(path, names={label}, encoding=encoding)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         got = f"{path} with {shorten_list(header) or 'nothing'}"

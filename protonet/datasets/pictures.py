@@ -27,7 +27,7 @@ from protonet.datasets.features import load_pickle
 from protonet.datasets.files import memory_map_array, write_npz
 from protonet.embeddings.pictures import reading
 from protonet.errors import InputError, optional_packages, raise_input_error
-from protonet.tables.arrays import ARRAY_READ_ERRORS
+from protonet.tables.formats.arrays import ARRAY_READ_ERRORS
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,8 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.columns.quantities import parse_plain_number
 from protonet.tables.features import convert_to_training_formats, encode_block
-from protonet.tables.formats import DEFAULT_ROW_FORMAT, arrow_to_numpy, make_text_array, to_native_dtype
+from protonet.tables.formats.arrow import arrow_to_numpy
+from protonet.tables.formats.source import DEFAULT_ROW_FORMAT, make_text_array, to_native_dtype
 from protonet.tables.table import RowBlock, Table
 
 

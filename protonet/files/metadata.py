@@ -37,6 +37,7 @@ class TrainingMetadata:
     id_column: str | None = None  #: The column that predictions repeat.
     dropped_columns: tuple[str, ...] = ()  #: The columns of the training table that the model does not use.
     missing_texts: tuple[str, ...] | None = None  #: The texts that mean a missing value; None for the usual ones.
+    text_encoding: str | None = None  #: The encoding of the training table, if it was text that is not Unicode.
     position_format: str | None = None  #: A format for positions of training rows, such as "line {}".
     sample_counts: tuple[int, ...] = ()  #: The number of training rows of each class.
     uninformative_counts: tuple[int, ...] = ()

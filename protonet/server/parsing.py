@@ -32,7 +32,7 @@ from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_missing_word, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats
-from protonet.tables.formats import make_text_array
+from protonet.tables.formats.source import make_text_array
 from protonet.tables.table import RowBlock, Table, describe_unused_columns, format_names
 
 #: Maximal rows of a request.

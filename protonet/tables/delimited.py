@@ -6,26 +6,22 @@ lines are skipped.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import gzip
 import io
 import math
 import re
-import shutil
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from functools import partial
-from itertools import chain, islice
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NoReturn
+from zipfile import BadZipFile
 
-from protonet._text import CONTROL_CHARS, escape_control_chars, join_digit_groups, to_printable, unescape_formula
+from protonet._text import escape_control_chars, join_digit_groups, plural, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
+from protonet.tables.encodings import detect_encoding, open_bytes
 
 _EXPONENT = r"(?:[eE][-+]?\d+)?"
 # Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
@@ -45,18 +41,20 @@ NO_DELIMITER = "\uffff"
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
 #: The note to the user that names the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
+#: The note to the user that names an encoding that was guessed.
+ENCODING_NOTE = "the file is not UTF-8: read as {}; `encoding` names another encoding"
 N_LAYOUT_DETECTION_ROWS = 100  #: Number of rows from which the separator and the header are detected.
 #: Matches the first line of files that declare their separator for Excel, such as "sep=;".
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
-BYTES_PER_DECODING = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
-BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Matches the sign before a quoted cell that keeps spreadsheets from reading a number, as in ="007".
 _EXCEL_TEXT_CELL_PREFIX = re.compile(r"(?:(?<=[\t;|,])|^)=(?=\"[^\"]*\"(?:[\t;|,]|\s*$))")
+#: Matches rules of tables for people, without spaces around them: |---|:-:|, +===+===+, ---+---, and "--- ---".
+_RULE_LINE = re.compile(
+    r"\|(?:\s*:?-+:?\s*\|)+|\+(?:[-=]{2,}\+)+|\|?:?[-=]{2,}:?(?:\s*[|+]\s*:?[-=]{2,}:?)+\|?"
+    r"|[-=]{3,}(?:[,;\t ]+[-=]{3,})+"
+)
 #: Minimum rows below the header, cells per row and columns of numbers of text that is split at spaces.
 MIN_SPACED_ROWS, MIN_SPACED_CELLS, MIN_SPACED_NUMERIC_COLUMNS = 4, 3, 2
-#: Matches characters that do not occur in text of Windows-1252. Bytes that are not UTF-8 are decoded as surrogates.
-BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
-UNDECODED_BYTES_PATTERN = re.compile("[\udc80-\udcff]")
 #: Error values of spreadsheets, in lower case.
 SPREADSHEET_ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
@@ -82,15 +80,18 @@ def read_delimited_rows(
     names: Collection[str] = (),
     text_column: str | None = None,
     has_header: bool = True,
+    encoding: str | None = None,
+    usual_encoding: str | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
     Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or by
     spaces, if rows have equally many cells and some columns are numbers; or each line is one cell. Text is UTF-8,
-    UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1.
+    UTF-16 with a byte order mark, or of an encoding that is guessed.
 
     Above the header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below the header,
-    every line is a row, even a line of separators only. Blank lines are skipped, as by `pandas.read_csv`.
+    every line is a row, even a line of separators only. Blank lines are skipped, as by `pandas.read_csv`, and so are
+    the rules of Markdown and text tables, such as ``|---|---|``.
 
     Control characters are escaped, line ends within cells become line feeds, and the apostrophe that
     `protonet._text.escape_formula` puts before a formula is removed.
@@ -105,16 +106,18 @@ def read_delimited_rows(
             line 0.
         has_header: Whether the first row names the columns. Otherwise, the names "1", "2" and so on are yielded as the
             header, at line 0.
+        encoding: The encoding of the text; None to detect it.
+        usual_encoding: The encoding of an earlier file, which is preferred if the text is not Unicode.
 
     Raises:
         InputError: The file cannot be read, its rows have different numbers of cells, or a second table begins.
     """
     text, notes = None, [] if notes is None else notes
     try:
-        with _open_bytes(path) as file:
-            text = _TextFile(path, file)
+        with open_bytes(path) as file:
+            text = _TextFile(path, file, encoding, usual_encoding)
             delimiter, lines_above, layout_notes, header = _detect_layout(text, names, text_column, has_header)
-            notes += ["the file is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
+            notes += [ENCODING_NOTE.format(text.encoding)] * text.is_encoding_guessed
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
                 yield from _iterate_checked_rows(path, text, records, notes, header)
@@ -124,89 +127,38 @@ def read_delimited_rows(
         line, after_quote = text.line if text else 1, NO_DELIMITER in str(error)
         reason = "text behind a closing quote" if after_quote else error
         raise_input_error("path", "be a CSV file", f"{path} ({reason} in line {line})", "Correct that line.")
-    except (OSError, EOFError, zlib.error, UnicodeError) as error:
+    except (OSError, EOFError, zlib.error, BadZipFile, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 
 
-@contextmanager
-def _open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """Open a file or the standard input as a seekable stream of decompressed bytes."""
-    with ExitStack() as stack:
-        is_stdin = path == Path("-")
-        file: BinaryIO = sys.stdin.buffer if is_stdin else stack.enter_context(path.open("rb"))
-        if is_stdin or not file.seekable():
-            copy = cast(BinaryIO, stack.enter_context(TemporaryFile()))
-            shutil.copyfileobj(file, copy)
-            file = copy
-        file.seek(0)
-        if file.read(2) == b"\x1f\x8b":
-            file.seek(0)
-            file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
-        yield file
-
-
-def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
-    """Detect the encoding of a file; raise an InputError if the file is not text.
-
-    Returns the size of the byte order mark, the encoding, and whether the text has control characters.
-    """
-    file.seek(0)
-    head = file.read(3)
-    mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
-    encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
-    file.seek(len(mark))
-    decoder = codecs.getincrementaldecoder(encoding)("strict" if encoding != "utf-8" else "surrogateescape")
-    line, has_control_chars, balance = 1, False, 0  # continuation bytes of valid characters, less undecoded bytes
-    first_invalid = first_binary = 0  # line numbers
-
-    def raise_invalid_text(reason: str, line: int) -> NoReturn:
-        got = f"{path} ({reason} in line {line})"
-        raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
-
-    for chunk in chain(iter(partial(file.read, BYTES_PER_DECODING), b""), [b""]):
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            raise_invalid_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
-        if not text.isascii():
-            balance += len(text.encode("utf-8", "ignore")) - len(text)
-            if undecoded := UNDECODED_BYTES_PATTERN.search(text):
-                first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start())
-                if not first_binary and (binary := BINARY_CHARS_PATTERN.search(text)):
-                    first_binary = line + text.count("\n", 0, binary.start())
-        has_control_chars = has_control_chars or CONTROL_CHARS.search(text) is not None
-        line += text.count("\n")
-    if first_invalid and (mark or balance >= 0):
-        raise_invalid_text("no UTF-8", first_invalid)
-    if first_binary:
-        raise_invalid_text("neither UTF-8 nor Latin-1", first_binary)
-    return len(mark), "cp1252" if first_invalid else encoding, has_control_chars
-
-
 class _TextFile:
-    """A text file with a detected encoding, which can be read repeatedly from its start."""
+    """A text file with a given or a detected encoding, which can be read repeatedly from its start."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, encoding: str | None = None, usual: str | None = None) -> None:
         self.file = file
         self.line = 0  #: The number of the last line that was read.
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
         self._row_ended = True  #: Whether the last line ends a row, rather than continues within a quoted cell.
         self._has_apostrophe = False  #: Whether the last row has an apostrophe, which may escape a formula.
-        self.start, self.encoding, self.has_control_chars = _detect_encoding(path, file)
+        self.n_rules = 0  #: The number of skipped lines such as ``|---|---|``.
+        detected = detect_encoding(path, file, encoding, usual)
+        self.start, self.encoding, self.is_encoding_guessed, self.has_control_chars = detected
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:
         """Yield the lines below the first ``skip`` lines; raise a csv.Error for binary data or an endless line."""
         self.file.seek(self.start)
-        self.line, self._row_ended = 0, True
+        self.line, self._row_ended, self.n_rules = 0, True, 0
         text = io.TextIOWrapper(self.file, self.encoding)
         try:
             while line := text.readline(MAX_LINE_CHARS + 1):
                 self.line += 1
                 if "\0" in line or len(line) > MAX_LINE_CHARS:
                     raise csv.Error("binary data" if "\0" in line else "no end of the line")
-                if self.line > skip:
+                if self._row_ended and line[0] in "|+-=: " and _RULE_LINE.fullmatch(line.strip()):
+                    self.n_rules += 1
+                elif self.line > skip:
                     self.row_start, self._row_ended = self.line if self._row_ended else self.row_start, False
                     self._has_apostrophe |= "'" in line
                     self.is_blank = line.isspace()
@@ -444,9 +396,8 @@ def _iterate_checked_rows(
                 raise_second_table(f"another header after an empty line in line {line}")
             n_blank_before = 0
         yield line, cells
-    if n_blank:
-        several = n_blank > 1
-        notes.append(f"{n_blank} empty line{'s' * several} below the header skipped")
+    notes += [f"{plural(n_blank, 'empty line')} below the header skipped"] * (n_blank > 0)
+    notes += [f"{plural(text.n_rules, 'rule line')} such as |---|---| skipped"] * (text.n_rules > 0)
 
 
 def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:

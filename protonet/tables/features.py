@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from protonet._text import shorten_list, to_printable
+from protonet._text import closest_match, shorten_list, to_printable
 from protonet.embeddings.loading import EncoderName, SelectedEncoders, describe_encoder, get_encoder_modality
 from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
@@ -29,7 +29,6 @@ from protonet.tables.columns.encoding import (
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
-from protonet.tables.formats import closest_match
 from protonet.tables.numeric_formats import (
     choose_numeric_format_order,
     describe_mixed_percentages,

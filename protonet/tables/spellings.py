@@ -1,8 +1,10 @@
-"""Detect names of classes that are spellings of one class, such as "Oak" and "oak "."""
+"""Detect names of classes that are spellings of one class, such as "Oak" and "oak ", or lists of classes."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
@@ -36,6 +38,23 @@ def describe_similar_names(names: Sequence[object], known_classes: Sequence[obje
     if not respellings:
         return []
     return [f"classes {format_respellings(respellings)}; two spellings of one class?"]
+
+
+def describe_list_labels(names: Iterable[object], known_classes: Sequence[object] = ()) -> list[str]:
+    """Describe class names that are lists of class names, such as "oak;elm"; return a list of at most one note."""
+    texts = {str(name) for name in names} | set(map(str, known_classes))
+    separator = r"\s*(?:[;,|/+&、，；和]|\s\w{1,3}\s)\s*"  # also words such as "and" in many languages
+    split = {text: re.split(separator, text) for text in sorted(texts)}
+    repeated = Counter(part for parts in split.values() for part in parts)  # also of "oak;elm" beside "elm;ash"
+    lists = [
+        text
+        for text, parts in split.items()
+        if len(parts) > 1 and all(repeated[part] > 1 and any(map(str.isalpha, part)) for part in parts)
+    ]
+    if not lists:
+        return []
+    shown = shorten_list(map(repr, lists), 3)
+    return [f"classes that look like lists of classes: {shown}: each is a class of its own; keep one class in a row"]
 
 
 def format_respellings(respellings: Mapping[str, str]) -> str:

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import plural, shorten_list, to_printable
+from protonet._text import closest_match, plural, shorten_list, to_printable
 from protonet.errors import raise_input_error
-from protonet.tables import formats
 from protonet.tables.columns.parsing import format_cells, is_missing, replace_missing_cells
 from protonet.tables.columns.quantities import parse_formatted_number
 from protonet.tables.delimited import CLASS_NAME_TEXTS, MISSING_TEXTS, is_decimal_number
+from protonet.tables.formats import PICTURE_COLUMN, open_table_source
+from protonet.tables.formats.source import DEFAULT_ROW_FORMAT, TableChunk, TableSource
+from protonet.tables.summary_rows import handle_summary_rows
 
 #: Common names of columns of labels, in lower case.
 COMMON_LABEL_NAMES = frozenset(
@@ -70,18 +72,20 @@ class ReadSpec:
     for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
     no_header: bool = False  #: Whether delimited text has no header; its columns are then "1", "2" and so on.
+    encoding: str | None = None  #: The encoding of a file of text; None to detect it.
+    usual_encoding: str | None = None  #: The encoding of the training table, which is preferred to other guesses.
 
 
 class RowBlock(NamedTuple):
     """Consecutive rows of a table, column by column."""
 
     columns: list[np.ndarray]
-    """The cells (b,) of each feature column; types as in `protonet.tables.formats.TableChunk`."""
+    """The cells (b,) of each feature column; types as in `protonet.tables.formats.source.TableChunk`."""
     positions: Sequence[int]  #: The position of each row in the file, such as the number of its line.
     row_indices: Sequence[int]
     """The index of each row in the table, from 0; rows that are dropped are counted as well."""
     names: tuple[str, ...] | None = None  #: The names of the feature columns; None if the file has no column names.
-    position_format: str = formats.DEFAULT_ROW_FORMAT  #: The format string of positions, such as "line {}".
+    position_format: str = DEFAULT_ROW_FORMAT  #: The format string of positions, such as "line {}".
     labels: np.ndarray = np.empty(0, np.str_)  #: (b,) labels, numbers or strings; (0,) if no labels are read.
     #: The cells (b,) of each extra column (`ReadSpec.extra_columns`), as strings.
     extra_columns: tuple[np.ndarray, ...] = ()
@@ -90,10 +94,7 @@ class RowBlock(NamedTuple):
 
     @classmethod
     def from_columns(
-        cls,
-        columns: list[np.ndarray],
-        names: tuple[str, ...] | None = None,
-        position_format: str = formats.DEFAULT_ROW_FORMAT,
+        cls, columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = DEFAULT_ROW_FORMAT
     ) -> RowBlock:
         """Make a block of rows without labels, which are counted from 0, from the cells (n,) of each column."""
         rows = range(len(columns[0]))
@@ -153,6 +154,7 @@ class Table:
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns (`ReadSpec.extra_columns`).
     has_semicolons: bool = False  #: Whether semicolons separate the cells of the file.
+    encoding: str | None = None  #: The encoding of the file; see `TableSource.encoding`.
 
     @property
     def all_notes(self) -> list[str]:
@@ -181,7 +183,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     if spec.require_labels and labels is None and is_npy:
         got = f"none beside {path}"
         raise_input_error("labels", "name the file of the classes", got, "Save them with numpy.save.")
-    source = formats.open_table_source(
+    source = open_table_source(
         path,
         labels,
         label=spec.label_column,
@@ -191,6 +193,8 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         sheet=spec.sheet,
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
         has_header=not spec.no_header,
+        encoding=spec.encoding,
+        usual_encoding=spec.usual_encoding,
     )
     label: int | None = source.n_columns if spec.require_labels else None  # the label column follows the features
     names: tuple[str, ...] | None = None
@@ -233,6 +237,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         n_rows=source.n_rows,
         extra_columns=tuple(extra),
         has_semicolons=source.has_semicolons,
+        encoding=source.encoding,
     )
 
 
@@ -246,7 +251,7 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
     return table, RowBlock.concatenate(list(table.blocks))
 
 
-def _rename_repeated_columns(file: Path, source: formats.TableSource, label: str) -> list[str]:
+def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> list[str]:
     """Return the names of the columns; repeated ones are renamed as by pandas, such as "price.1", and a note says so.
 
     Raises:
@@ -272,7 +277,7 @@ def _rename_repeated_columns(file: Path, source: formats.TableSource, label: str
     return renamed
 
 
-def _select_columns(file: Path, source: formats.TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
+def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
@@ -331,25 +336,25 @@ def _check_user_columns(argument: str, names: Sequence[str], path: str, availabl
     """Raise an InputError, which suggests a similar name, if a name that the user typed is not ``available``."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
-        similar = formats.closest_match(unknown[0], available)
+        similar = closest_match(unknown[0], available)
         remedy = f"Did you mean {to_printable(similar)}?" if similar else "Name those that it has."
         raise_input_error(argument, "name columns of the table", got, remedy)
 
 
 def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
     """Format the advice of an error about missing feature columns: it suggests unused columns with similar names."""
-    if list(missing) == [formats.PICTURE_COLUMN]:
+    if list(missing) == [PICTURE_COLUMN]:
         return "The model was fitted to pictures: pass a folder of them."
-    pairs = [(name, similar) for name in missing if (similar := formats.closest_match(name, unused))][:MAX_SUGGESTIONS]
+    pairs = [(name, similar) for name in missing if (similar := closest_match(name, unused))][:MAX_SUGGESTIONS]
     similar = ", ".join(f"{to_printable(similar)} for {to_printable(name)}" for name, similar in pairs)
     remedy = "Name the columns as in the table that the model was fitted to."
     return f"Did you mean {similar}? {remedy}" if similar else remedy
 
 
-def _suggest_label(source: formats.TableSource, label: str) -> str:
+def _suggest_label(source: TableSource, label: str) -> str:
     """Format the advice of an error about a missing label column: a similar name, and columns that may be labels."""
     header = source.header or []
-    similar = formats.closest_match(label, header)
+    similar = closest_match(label, header)
     chunk = next(source.read_chunks(range(len(header))), None)
     likely = []
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
@@ -375,8 +380,8 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _read_blocks(
-    source: formats.TableSource,
-    chunks: Iterator[formats.TableChunk],
+    source: TableSource,
+    chunks: Iterator[TableChunk],
     names: tuple[str, ...] | None,
     n_features: int,
     n_extra: int,
@@ -386,6 +391,13 @@ def _read_blocks(
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     missing_texts = spec.missing_texts
+    chunks = handle_summary_rows(
+        chunks,
+        source.notes,
+        source.position_format,
+        missing_texts,
+        are_dropped=spec.require_labels or spec.allow_unlabelled or spec.for_training,
+    )
     if missing_texts == MISSING_TEXTS and spec.class_names:
         missing_texts = list_missing_label_texts(spec.class_names) - {name.lower() for name in spec.class_names}
     elif missing_texts == MISSING_TEXTS and (spec.require_labels or spec.allow_unlabelled):

@@ -24,7 +24,7 @@ from protonet.embeddings.pictures.reading import is_picture_path, text_to_path, 
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.formats import PICTURE_COLUMN
-from protonet.tables.spellings import describe_similar_names
+from protonet.tables.spellings import describe_list_labels, describe_similar_names
 from protonet.tables.table import (
     COMMON_LABEL_NAMES,
     MISSING_NOTE,
@@ -68,6 +68,7 @@ class TrainingTable:
     column_descriptions: Mapping[str, str] = field(default_factory=dict)
     """The type of each column, or the reason why it is dropped, by its name; empty for columns without names."""
     unused_columns: tuple[str, ...] = ()  #: The names of the columns that were not read.
+    encoding_of_text: str | None = None  #: The encoding of the file; see `TableSource.encoding`.
     has_ids: bool = False  #: Whether the last extra column of the rows identifies them.
     has_group_columns: bool = False  #: Whether some columns seem to identify groups of related rows, such as patients.
 
@@ -189,7 +190,8 @@ class TrainingTable:
             has_ids=spec.has_ids,
             descriptions=[(descriptions or {}).get(str(name), "") for name in classes],
         )
-        result.notes.extend(f"warning: {note}" for note in describe_similar_names(classes))
+        named = [*describe_similar_names(classes), *describe_list_labels(classes)]
+        result.notes.extend(f"warning: {note}" for note in named)
         if not has_label.any():
             result, rest = result.select_rows(np.empty(0, int)), rows
         parts = [] if rest is None or spec.drop_unlabelled else [result.encode_unlabelled([rest])]
@@ -297,6 +299,7 @@ class TrainingTable:
             column_descriptions=descriptions,
             unused_columns=() if table is None else table.unused_columns,
             has_group_columns=bool(group_columns),
+            encoding_of_text=None if table is None else table.encoding,
         )
 
     def encode_unlabelled(self, blocks: Iterable[RowBlock], file: str = "") -> Iterator[Tensor]:
@@ -338,6 +341,8 @@ class TrainingTable:
             for_training=True,
             missing_texts=spec.missing_texts,
             no_header=spec.no_header,
+            encoding=spec.encoding,
+            usual_encoding=self.encoding_of_text,
         )
         with renamed_arguments(path="unlabelled"):
             table = features.convert_to_training_formats(open_table(path, spec), self.encoding)

@@ -23,7 +23,7 @@ from protonet.fit.cross_validation import cross_validate, measure_cross_validati
 from protonet.fit.solver import fit_solution
 from protonet.metrics import rejection_threshold, score_known_class
 from protonet.report import format_confusions
-from protonet.tables import formats
+from protonet.tables.formats import source as table_source
 from protonet.ui.text import format_probability_metrics
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 from tests.strategies import blobs, write_columns
@@ -116,7 +116,7 @@ class TestPredict:
     def test_classes_and_probabilities(
         self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
-        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)  # several blocks
+        monkeypatch.setattr(table_source, "CELLS_PER_CHUNK", 8)  # several blocks
         predict = ["predict", fitted / "model.safetensors", write_table(tmp_path / "new.csv", X, None, "zxwy")]
         header, *rows = read_lines(run(*predict, "--proba"))
         assert header == ["class", "probability", *(f"P({name})" for name in NAMES)]
@@ -147,7 +147,7 @@ class TestPredict:
     def test_bad_rows_give_nothing(
         self, tmp_path: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
-        monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
+        monkeypatch.setattr(table_source, "CELLS_PER_CHUNK", 8)
         table, output = tmp_path / "new.csv", tmp_path / "out.csv"
         table.write_text("w,x,y,z\n" + 100 * "1,2,3,4\n" + "1,2,3,inf\n")
         output.write_text("old")

@@ -22,7 +22,7 @@ from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
 from protonet.files.metadata import ClassNameMetadata, TrainingMetadata
 from protonet.metrics import score_known_class
-from protonet.tables import formats
+from protonet.tables.formats import source as table_source
 from protonet.tables.spellings import detect_respellings
 from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import FAST, Run
@@ -59,7 +59,7 @@ LABELS = [NAMES[kind] for kind in _KINDS[:30].tolist()] + ["elk"] * 5 + ["fox"] 
 def test_metrics_equal_those_of_scikit_learn(
     cells: int, known: int, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", cells)
+    monkeypatch.setattr(table_source, "CELLS_PER_CHUNK", cells)
     results, output = run.read_json("evaluate", model, write_table(tmp_path / "t.csv", X[:known], LABELS[:known]))
     logits = load_model(model).network(X[:known])
     predicted, true = [NAMES[index] for index in logits[:30].argmax(dim=1).tolist()], LABELS[:30]

@@ -33,7 +33,7 @@ from protonet.ui.text import format_table
 Main = Callable[[Sequence[str]], int]
 EVERY: dict[str, tuple[Main, tuple[str, ...]]] = {name: (main, (name,)) for name in COMMANDS}
 EVERY |= {"episodes": (main_episodes, ()), "episodes extract": (main_episodes, ("extract",))}
-TABLES = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY"
+TABLES = "CSV or text with a header, JSON, ARFF (also .gz, .zip, or - for stdin), Excel, OpenDocument, SQLite, Parquet"
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protonet.__main__ import main
-from protonet.tables import formats
+from protonet.tables.formats import source as table_source
 from protonet.tables.table import ReadSpec, open_table
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import EXAMPLES
@@ -95,7 +95,7 @@ def test_invalid_cells_of_the_last_block_are_missing_values(
     columns["width"][8] = "broken"
     table = write(tmp_path / "new.csv", columns)
     full = run(command, model, table)
-    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4 * len(columns))  # the last block has one row
+    monkeypatch.setattr(table_source, "CELLS_PER_CHUNK", 4 * len(columns))  # the last block has one row
     assert run(command, model, table) == full
     columns["width"][:3] = ["a", "b", "c"]  # most of the first block: said at once
     error = run(command, model, write(tmp_path / "odd.csv", columns), code=2)

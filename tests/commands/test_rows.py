@@ -17,7 +17,7 @@ from protonet._text import escape_control_chars, escape_formula, unescape_formul
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.tables import formats
+from protonet.tables.formats import source as table_source
 from protonet.tables.table import ReadSpec, read_table
 from tests.commands.cases import FAST, Run, fit_model, read_lines
 from tests.strategies import blobs, write_columns
@@ -348,7 +348,7 @@ def test_the_estimator_suggests_the_same_rows() -> None:
 
 
 def test_labels_of_all_blocks_decide_whether_none_is_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 32)
+    monkeypatch.setattr(table_source, "CELLS_PER_CHUNK", 32)
     lines = [["x", "kind"], *([str(row), "mild" if row < 20 else "none"] for row in range(40))]
     spec = ReadSpec(label_column="kind", drop_unlabelled=True)
     _, block = read_table(write(tmp_path / "sorted.csv", lines), spec)

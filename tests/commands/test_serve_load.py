@@ -29,7 +29,7 @@ from protonet.server.batches import (
     encode_slices,
 )
 from protonet.server.parsing import ParsedRows
-from protonet.tables.formats import make_text_array
+from protonet.tables.formats.source import make_text_array
 from protonet.tables.table import RowBlock
 from tests.commands.cases import fit_model
 from tests.commands.servers import TOKEN, Server, start

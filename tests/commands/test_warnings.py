@@ -128,7 +128,7 @@ def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"), [("cross_validate", " without cross-validation"), ("save", ""), ("format_evaluation", "")]
+    ("stage", "words"), [("cross_validate_model", " without cross-validation"), ("save", ""), ("format_evaluation", "")]
 )
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
     stage: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run

@@ -39,7 +39,7 @@ from protonet.server.labelling.uploads import Uploads, append_rows, make_empty_p
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import is_missing, replace_missing_cells
-from protonet.tables.formats import make_text_array
+from protonet.tables.formats.source import make_text_array
 from protonet.tables.training import TrainingTable
 from protonet.ui.html import format_page
 
@@ -420,6 +420,7 @@ def run(options: PageOptions) -> None:
 
     rows = read_rows(options)
     header, cells = (["picture"], []) if options.starts_empty else read_cells(options, options.table, model, label)
+    del cells[len(rows.x) :]  # totals at the end, which `read_rows` leaves out
     with ExitStack() as stack:
         label_file = stack.enter_context(LabelFile(output, [*header, label], None))
         flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))

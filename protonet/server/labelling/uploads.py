@@ -24,7 +24,8 @@ from protonet.server.parsing import check_pixel_counts
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.features import encode_block
-from protonet.tables.formats import PICTURE_COLUMN, make_text_array
+from protonet.tables.formats import PICTURE_COLUMN
+from protonet.tables.formats.source import make_text_array
 from protonet.tables.table import RowBlock
 from protonet.tables.training import TrainingTable
 

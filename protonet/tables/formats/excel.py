@@ -1,18 +1,25 @@
-"""Limits of Excel workbooks, which are not trusted, and cells of sheets that openpyxl does not read."""
+"""Read sheets of workbooks, which are not trusted, with the cells that openpyxl does not read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 from lzma import LZMAError
+from pathlib import Path
 from typing import Any, BinaryIO
-from zipfile import ZipFile
+from zipfile import ZipFile, is_zipfile
 
-from protonet._text import plural
-from protonet.errors import raise_input_error
+from protonet._text import closest_match, normalize_spelling, plural
+from protonet.errors import UserError, optional_packages, raise_input_error, raise_missing_file
+from protonet.tables import delimited
+from protonet.tables.encodings import open_bytes
+from protonet.tables.formats.arrays import ARRAY_READ_ERRORS
+from protonet.tables.formats.source import TableSource, convert_objects, make_column_reader, object_to_text
 
-#: Further exceptions that openpyxl raises for damaged workbooks.
-EXCEL_READ_ERRORS = (LZMAError, AttributeError, AssertionError, StopIteration)
+#: The names of all sheets, the name of the sheet that is read, its rows, () for blank ones, and notes for the user.
+WorkbookContent = tuple[list[str], str, list[Sequence[object]], list[str]]
 #: Matches column, first and last row of a merged cell in the XML of a sheet.
 _MERGED_CELL = re.compile(rb'mergeCell ref="([A-Z]{1,3})(\d{1,7}):[A-Z]+(\d{1,7})"')
 #: Matches a formula without a value, not even "".
@@ -125,3 +132,107 @@ def fill_merged_cells(lines: list[Sequence[object]], xml: bytes, max_cells: int)
 def has_content(cell: object) -> bool:
     """Test whether an Excel cell has content, which may be an error value."""
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
+
+
+def _read_with_openpyxl(file: BinaryIO, sheet: str | None) -> WorkbookContent:
+    """Read a sheet of a workbook of Excel 2007 or later, with the percentages and codes that Excel shows."""
+    with optional_packages("excel"):
+        from openpyxl import load_workbook  # noqa: PLC0415 - optional
+
+    book = load_workbook(file, read_only=True, data_only=True, keep_links=False)
+    sheets = {worksheet.title: worksheet for worksheet in book.worksheets}
+    title = next(iter(sheets)) if sheet is None else sheet
+    lines, notes = list[Sequence[object]](), list[str]()
+    if title in sheets:
+        sheets[title].reset_dimensions()  # some programs write wrong ones
+        with sheets[title]._get_source() as source:  # openpyxl reads merged cells with all styles only: slow
+            xml = source.read()
+        max_cells = max(2**20, 4 * len(xml))  # a filled cell takes 30 bytes
+        lines = read_excel_rows(iterate_shown_rows(sheets[title]), max_cells)
+        notes += fill_merged_cells(lines, xml, max_cells)
+        if n_formulas := len(FORMULA_WITHOUT_VALUE.findall(xml)):
+            notes.append(f"{plural(n_formulas, 'formula')} without a value: save the workbook in a spreadsheet")
+    return list(sheets), title, lines, notes
+
+
+def _read_with_calamine(file: BinaryIO, sheet: str | None) -> WorkbookContent:
+    """Read a sheet of a workbook of OpenDocument, of old Excel or of binary Excel; percentages are fractions."""
+    with optional_packages("excel"):
+        from python_calamine import CalamineError, CalamineWorkbook  # noqa: PLC0415 - optional
+
+    def convert(cell: object) -> object:
+        # All numbers are floats, and empty cells are "".
+        whole = isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53
+        return int(cell) if whole else None if cell == "" else cell  # type: ignore[call-overload]
+
+    try:
+        book = CalamineWorkbook.from_filelike(file)
+        title = book.sheet_names[0] if sheet is None else sheet
+        known = title in book.sheet_names
+        rows = book.get_sheet_by_name(title).to_python(skip_empty_area=False) if known else []
+    except CalamineError as error:
+        raise ValueError(str(error)) from error
+    lines = read_excel_rows((tuple(map(convert, row)) for row in rows), max(2**20, sum(map(len, rows))))
+    return book.sheet_names, title, lines, []
+
+
+def open_workbook(path: Path, suffix: str, names: Collection[str] = (), sheet: str | None = None) -> TableSource:
+    """Open a sheet of a workbook of Excel or of OpenDocument as a table; its header is located as in delimited text.
+
+    The ``suffix`` names the format of the file, which may be the standard input.
+    """
+    try:
+        with open_bytes(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about styles and the like, which tables do not need
+            if is_zipfile(file):
+                check_workbook_parts(file)
+            file.seek(0)
+            read = _read_with_openpyxl if suffix in {".xlsx", ".xlsm"} else _read_with_calamine
+            sheets, title, lines, notes = read(file, sheet)
+    except (FileNotFoundError, IsADirectoryError):
+        raise_missing_file(path)
+    except UserError:
+        raise
+    except (*ARRAY_READ_ERRORS, LZMAError, AttributeError, AssertionError, StopIteration) as error:
+        got, remedy = f"{path} ({type(error).__name__})", "Save the sheet as CSV."
+        raise_input_error("path", "be a workbook that can be read", got, remedy)
+    if title not in sheets:
+        similar = closest_match(title, list(sheets))
+        remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
+        raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
+    filled = [index for index, line in enumerate(lines) if any(map(has_content, line))]  # rows with content, from 0
+    first_rows = filled[: delimited.N_LAYOUT_DETECTION_ROWS]
+    sample = [[object_to_text(cell) for cell in lines[index]] for index in first_rows]
+    max_width = max(map(len, sample), default=0)
+    sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
+    header_index = delimited.locate_header(sample, names)
+    first, end = (filled[header_index], filled[-1] + 1) if filled else (0, 0)
+    others = ", ".join(repr(name) for name in sheets if name != title)
+    sheet_note = f"sheet {title!r}; `sheet` names another one: {others}" if others else ""
+    notes += [sheet_note] * bool(others)
+    delimited.add_title_notes(notes, sample[:header_index])
+    n_blank = len(lines) - end if filled else 0
+    notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
+    rows = lines[first:end]
+    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_valid_value(cell)), default=0)
+    if width > 1 and rows[0] in rows[1:]:
+        got = f"the header again in row {first + 2 + rows[1:].index(rows[0])} of {path}, sheet {title!r}"
+        raise_input_error("path", "hold one table", got, "Save each table in its own sheet.")
+    transposed = list(islice(zip_longest(*rows), width))
+    header = [normalize_spelling(object_to_text(cells[0])) for cells in transposed]
+    valid = ([cell if _has_valid_value(cell) else None for cell in cells[1:]] for cells in transposed)
+    positions = range(first + 2, end + 1)  # Excel counts from 1
+    return TableSource(
+        header=header,
+        n_columns=width,
+        position_format="row {}",
+        read_chunks=make_column_reader(list(map(convert_objects, valid)), positions),
+        notes=notes,
+        n_rows=len(positions),
+        sheet_note=f" ({sheet_note})" if others else "",
+    )
+
+
+def _has_valid_value(cell: object) -> bool:
+    """Test whether an Excel cell has content other than an error value."""
+    return has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in delimited.SPREADSHEET_ERRORS)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import tokenize
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from protonet.errors import raise_input_error, raise_missing_file
+from protonet.tables.formats.source import (
+    TableChunk,
+    TableSource,
+    cell_to_text,
+    make_text_array,
+    rows_per_chunk,
+    to_native_dtype,
+)
 
 #: Exceptions that numpy and zipfile raise for damaged files.
 ARRAY_READ_ERRORS = (
@@ -85,3 +95,42 @@ def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:
     if labels.dtype.kind not in "biuU":
         raise_input_error(argument, "be integers or strings", str(labels.dtype), "Save class numbers or names.")
     return labels.reshape(-1)  # (n,)
+
+
+def open_array_table(path: Path, labels: Path | None, *, require_labels: bool) -> TableSource:
+    """Open an NPZ file of ``x`` and ``y``, or NPY files of rows and of labels; the label column is the last one."""
+    if path.suffix.lower() == ".npz":
+        arrays = read_arrays(path, {"x", "y"} if require_labels else {"x"})
+        y = arrays.get("y")
+    else:
+        y = None if labels is None else decode_labels("labels", memory_map_npy("labels", labels))
+        arrays = {}
+
+    def load() -> np.ndarray:
+        return arrays["x"] if arrays else memory_map_npy("path", path)
+
+    rows = load()
+    if rows.dtype.kind not in "biuf" or rows.ndim < 2:
+        got = f"{rows.dtype} {rows.shape} in {path}"
+        raise_input_error("path", "hold real numbers of shape (n, dim)", got, "Save features as floats.")
+    n, width = len(rows), math.prod(rows.shape[1:])
+    if y is not None and len(y) != n:
+        raise_input_error("path", "have one label per row", f"{len(y)} for {n} rows", "Give both the same length.")
+    step = rows_per_chunk(width)
+
+    def read_chunks(indices: Sequence[int]) -> Iterator[TableChunk]:
+        for start in range(0, n, step):
+            x = load()[start : start + step]  # mapped again each time, which frees the memory of the last chunk
+            x = to_native_dtype(x.reshape(len(x), width))
+            extra = [] if y is None else [_to_label_column(y[start : start + step])]
+            columns = [x[:, index] if index < width else extra[index - width] for index in indices]
+            yield TableChunk(columns, range(start, start + len(x)))
+
+    return TableSource(header=None, n_columns=width, read_chunks=read_chunks, n_rows=n)
+
+
+def _to_label_column(labels: np.ndarray) -> np.ndarray:
+    """Convert integer labels (n,) to native byte order, and other labels to text."""
+    if labels.dtype.kind in "iu":
+        return to_native_dtype(labels)
+    return make_text_array(map(cell_to_text, labels.astype(str).tolist()), len(labels))
