@@ -166,7 +166,7 @@ NAME_INVERSE_TEMPERATURE = 10.0
 NAME_PRIOR_EVIDENCE = 1.0
 #: Number of samples that a name counts as, if no class has two rows. Of 2, 4 and 8, on one docstring per module.
 DEFAULT_NAME_WEIGHT = 4.0
-#: Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one.
+#: Numbers of samples that a name may count as. If a class has two rows, `choose_name_weight` selects one.
 NAME_WEIGHTS = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -175,11 +175,13 @@ def choose_name_weight(
 ) -> float:
     """Choose the number of samples that a class name counts as; 0 if the names do not predict the labels.
 
-    If no class has two rows, the number is ``DEFAULT_NAME_WEIGHT``. Otherwise, it is the one of
-    ``NAME_WEIGHTS`` with the smallest leave-one-out log-loss, and positive if a class has a
-    name and no row. Rows are x (n, dim) with ``labels`` (n,), and names ``name_features`` (m, dim) with ``name_labels``
-    (m,).
+    If no class has two rows, the number is ``DEFAULT_NAME_WEIGHT``. Otherwise, it is the one of ``NAME_WEIGHTS`` with
+    the smallest leave-one-out log-loss of all rows plus the cost of its prior, and positive if a class has a name and
+    no row. Rows are x (n, dim) with ``labels`` (n,), and names ``name_features`` (m, dim) with ``name_labels`` (m,).
     """
+    # The prior: each doubling or halving away from this number costs one nat. The losses of few rows alone often select
+    # another one by chance (docs/decisions/names.md).
+    likely_weight = 2.0
     name_index = torch.full((num_classes,), -1).scatter_(0, name_labels, torch.arange(len(name_labels)))
     x, name_features = F.normalize(x, dim=1), F.normalize(name_features, dim=1)
     has_name = name_index[labels] >= 0
@@ -202,7 +204,8 @@ def choose_name_weight(
         without_row = F.normalize(totals[labels] - x, dim=1)  # class sum without the row
         cosines[torch.arange(len(x)), labels] = (x * without_row).sum(dim=1)
         losses.append(float(fit_temperature(cosines[several], labels[several], totals.any(dim=1))[1].sum()))
-    return weights[losses.index(min(losses))]
+    costs = [abs(math.log2(max(weight, 0.5) / likely_weight)) for weight in weights]
+    return min(zip(weights, losses, costs, strict=True), key=lambda item: item[1] + item[2])[0]
 
 
 def describe_class_names(names: ClassNameRows, classes: Sequence[str | int]) -> ClassNameMetadata:

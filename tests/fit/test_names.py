@@ -100,7 +100,7 @@ def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == DEFAULT_NAME_WEIGHT
     some = Y < 2  # those named, the others' rows are no evidence
     assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in NAME_WEIGHTS
-    assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
+    assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) <= 2  # rows that need no name
     assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
     order = torch.tensor([3, 1, 4, 0, 2])
@@ -127,7 +127,7 @@ def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, wei
     return loss(minimize_scalar(lambda vectors: loss(vectors, ridge), bounds=(0, 200), method="bounded").x)
 
 
-def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
+def test_the_weight_of_names_has_the_smallest_leave_one_out_loss_and_cost() -> None:
     chosen = set()
     for seed, noise in enumerate((0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 2.0, 3.0)):
         x, labels = blobs(seed, classes=4, rows=8, dim=6, noise=1.0)
@@ -138,13 +138,16 @@ def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
         x, labels = x[first], labels[first]
         weight = choose_name_weight(x, labels, names, torch.arange(4), 4)
         arrays = x.numpy(), labels.numpy(), names.numpy()
-        losses = [leave_one_out_loss(*arrays, item) for item in NAME_WEIGHTS]
+        costs = [0 if item == 2 else abs(math.log2((item or 0.5) / 2)) for item in NAME_WEIGHTS]
+        losses = [
+            len(x) * leave_one_out_loss(*arrays, item) + cost for item, cost in zip(NAME_WEIGHTS, costs, strict=True)
+        ]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
         log_p = (NAME_INVERSE_TEMPERATURE * cosines).log_softmax(dim=1)
         likely = log_p.gather(1, labels[:, None]).sum() + len(x) * math.log(4) + NAME_PRIOR_EVIDENCE >= 0
         assert weight == (NAME_WEIGHTS[int(np.argmin(losses))] if likely else 0)
         chosen.add(weight)
-    assert len(chosen) > 2
+    assert len(chosen) > 1
 
 
 @given(seed=seeds, classes=st.integers(1, 4), grouped=st.booleans(), n=st.integers(0, 30))
