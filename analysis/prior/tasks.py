@@ -375,6 +375,7 @@ def measure_task_views(task: Task) -> dict[str, np.ndarray]:
             return {}
         fitted: dict[ViewSpec, View] = {}
         rows, test = searched.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
+        test = test if problem.rows.columns is None else problem.rows.columns.apply(test)
         # Views as they are when they get all the weight: forests have more trees than those that are evaluated.
         specs = [
             functools.reduce(lambda spec, kind: kind.final_spec(spec, 1.0), search.families, each.spec)
