@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -70,47 +70,112 @@ class BasisBlock:
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
 
-def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: bool = False) -> Tensor:
-    """Transform matrices (matrices, rows, columns) to the eigenbases of rows and columns, or ``back`` from them."""
-    for blocks in sides:
-        step = 1 if back else -1
-        parts = [block.rotate_block(matrices, *(block.basis, block.transposed_basis)[::step]) for block in blocks]
-        matrices = parts[0] if len(parts) == 1 else torch.cat(parts, blocks[0].axis)
-    return matrices
+class MatrixStack:
+    """Matrices (count, rows, columns) of one shape, which are neighbours in a batch, and their eigenbases.
+
+    Args:
+        states: The states of the slices, whose second moments and bases are copied.
+        exp_avg: Views of the entries of the batch: (count, rows, columns).
+        slow_avg: The same.
+        exp_avg_sq: The same.
+        direction: The same.
+        factors: View of the step size factors of the batch: (count, eigenvectors).
+        eigenvector_state: View of their logarithms, and of the averages of squared slopes: (2, count, eigenvectors).
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Mapping[str, Tensor]],
+        exp_avg: Tensor,
+        slow_avg: Tensor,
+        exp_avg_sq: Tensor,
+        direction: Tensor,
+        factors: Tensor,
+        eigenvector_state: Tensor,
+    ) -> None:
+        self.averages, self.exp_avg_sq, self.direction = (exp_avg, slow_avg, direction), exp_avg_sq, direction
+        self.count, *self.shape = direction.shape
+        self.n_eigenvectors = factors.shape[1]
+        layout = choose_basis_blocks(*self.shape)
+        vectors = eigenvector_state.split([length for *_, length in layout], 2)
+        self.blocks = list[BasisBlock]()
+        for n, (axis, start, _) in enumerate(layout):
+            tensors = (
+                torch.stack([state[f"block{n}.{name}"] for state in states]) for name in ("second_moments", "basis")
+            )
+            self.blocks.append(BasisBlock(axis, start, *tensors, *vectors[n]))
+        #: The blocks of each side (rows or columns) that has some, with the axis of the side and their lengths.
+        self.sides = [
+            (axis, [*blocks], [length for other, _, length in layout if other == axis])
+            for axis, blocks in groupby(self.blocks, lambda block: block.axis)
+        ]
+        parts = factors.split([sum(lengths) for *_, lengths in self.sides], 1)
+        self._factors = [part.unsqueeze(3 - axis) for (axis, *_), part in zip(self.sides, parts, strict=True)]
+
+    def view_bases(self, index: int) -> dict[str, Tensor]:
+        """View the second moments and bases of the matrix with this index, by the names of their entries."""
+        return {
+            f"block{n}.{name}": getattr(block, name)[index]
+            for n, block in enumerate(self.blocks)
+            for name in ("second_moments", "basis")
+        }
+
+    def stack(self, matrices: Sequence[Tensor]) -> Tensor:
+        """Stack tensors of any shape as matrices (count, rows, columns), which may be a view of a single one."""
+        matrices = [matrix.reshape(self.shape) for matrix in matrices]
+        return torch.stack(matrices) if self.count > 1 else matrices[0][None]
+
+    def rotate(self, matrices: Tensor, *, back: bool = False) -> Tensor:
+        """Transform matrices to the eigenbases of rows and columns, or ``back`` from them."""
+        for axis, blocks, lengths in self.sides:
+            parts = matrices.split_with_sizes(lengths, axis) if len(blocks) > 1 else [matrices]
+            parts = [
+                torch.bmm(part, block.transposed_basis if back else block.basis)
+                if axis == 2
+                else torch.bmm(block.basis if back else block.transposed_basis, part)
+                for block, part in zip(blocks, parts, strict=True)
+            ]
+            matrices = torch.cat(parts, axis) if len(parts) > 1 else parts[0]
+        return matrices
+
+    def update_bases(self) -> None:
+        """Update the bases, and rotate the moments and the last step to the new ones."""
+        for block in self.blocks:
+            block.update_basis(self.averages, self.exp_avg_sq)
+
+    def sum_products(self, rotated: Tensor) -> Tensor:
+        """Sum the products of gradients and ``direction`` for each eigenvector: (count, eigenvectors)."""
+        products = rotated * self.direction
+        sums = [products.sum(3 - axis) for axis, *_ in self.sides]
+        return torch.cat(sums, 1) if len(sums) > 1 else sums[0]
+
+    def scale_direction(self, floor: Tensor) -> None:
+        """Divide ``direction`` by the root of second moments plus a floor (count, 1, 1); multiply it by the factors."""
+        self.direction.mul_((self.exp_avg_sq + floor).rsqrt_())
+        for factors in self._factors:
+            self.direction.mul_(factors)
 
 
 def adapt_step_factors(
-    factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, steps: Sequence[float]
+    factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, steps: float | Tensor
 ) -> None:
     """Update log step size factors (n,) of eigenvectors: uphill slopes lower a factor, relative to others of the block.
 
     ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,
-    ``block_of`` (n,) the block of each eigenvector, and ``steps`` the numbers of steps, one for all blocks or one for
-    each. Factors and averages are updated in place, slopes overwritten.
+    ``block_of`` (n,) the block of each eigenvector, and ``steps`` the number of steps, one for all or one for each.
+    Factors and averages are updated in place, slopes overwritten.
     """
     usual.mul_(STEP_SIZE.slope_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE.slope_decay)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
     silent = usual <= peaks.mul_(STEP_SIZE.min_relative_slope**2).index_select(0, block_of)
-    moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0)
-    bounds = [1 / math.sqrt(1 - STEP_SIZE.slope_decay**step) for step in steps]
-    gains = [
-        (STEP_SIZE.eigenvector_gain + STEP_SIZE.early_eigenvector_gain / step) / bound
-        for step, bound in zip(steps, bounds, strict=True)
-    ]
-    each = None if len(steps) == 1 else slopes.new_tensor([bounds, gains]).index_select(1, block_of)  # (2, n)
-    if each is None:
-        moves.clamp_(-bounds[0], bounds[0])
-    else:
-        moves.clamp_(-each[0], each[0])
+    bound = (1 - STEP_SIZE.slope_decay**steps) ** -0.5
+    gain = (STEP_SIZE.eigenvector_gain + STEP_SIZE.early_eigenvector_gain / steps) / bound
+    moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0).clamp_(-bound, bound)
     alive = torch.segment_reduce((~silent).to(moves.dtype), "sum", lengths=lengths, unsafe=True)
     means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
     # Relative to the others of the block: the rate follows the slope of the whole step.
     moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
-    if each is None:
-        factors.sub_(moves, alpha=gains[0])
-    else:
-        factors.addcmul_(moves, each[1], value=-1)
-    factors.clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
+    factors.sub_(moves.mul_(gain)).clamp_(-STEP_SIZE.max_log_step_factor, STEP_SIZE.max_log_step_factor)
 
 
 def get_update_intervals(step: float) -> tuple[int, int]:
