@@ -70,11 +70,17 @@ def named_by_wrapping(model: nn.Module) -> CustomOptimizer:
     return CustomOptimizer((f"blocks.{i}", p) for i, p in enumerate(model.parameters()))
 
 
-@pytest.mark.parametrize("make", [split_groups, with_idle_parameters, named_by_wrapping])
+@pytest.mark.parametrize("make", [with_idle_parameters, named_by_wrapping])
 def test_how_parameters_are_passed_changes_nothing(make: Callable[[nn.Module], CustomOptimizer]) -> None:
     model = make_model()
     train(model, make(model), 20)
     assert same(model, trained(20))
+
+
+def test_groups_of_equal_settings_change_no_more_than_rounding() -> None:
+    model = make_model(torch.float64)
+    train(model, split_groups(model), 20)
+    assert distance(model, trained(20, torch.float64)) < 1e-9
 
 
 def test_a_closure_is_called_once_with_gradients_and_its_loss_comes_back() -> None:

@@ -99,6 +99,7 @@ class ParameterBatch:
         n = sum(not state["log_factors"].numel() for state in states)
         element, vector = sum(self.sizes[:n]), 0
         self._plain_direction, self._plain_square = self.direction[:element], self.exp_avg_sq[:element]
+        self._columns = states[0]["exp_avg"].shape[1]  # of embeddings
         # The numbers of rows of embeddings, or of elements of plain slices, and the slice of each; None for one slice.
         lengths = indices(
             [state["exp_avg"].shape[0] if self.is_embedding else state["exp_avg"].numel() for state in states[:n]]
@@ -163,9 +164,10 @@ class ParameterBatch:
         parts = [gradient.reshape(-1) for gradient in (*plain, *stacked)]
         rotated, products = torch.cat(parts) if len(parts) > 1 else parts[0], list[Tensor]()
         if plain:
-            products.append(
-                _sum_slices(self._plain_direction * rotated[: len(self._plain_direction)], self._plain_lengths)
-            )
+            all_products = self._plain_direction * rotated[: len(self._plain_direction)]
+            if self.is_embedding:
+                all_products = all_products.view(-1, self._columns).sum(1)
+            products.append(_sum_slices(all_products, self._plain_lengths))
         if self.stacks:
             sums = [stack.sum_products(matrices).view(-1) for stack, matrices in zip(self.stacks, stacked, strict=True)]
             slopes = torch.cat(sums)
@@ -256,14 +258,14 @@ class ParameterBatch:
         """Divide the update directions of embeddings by the roots of second moments plus a floor (slices,)."""
         # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
         # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
-        columns = self.states[0]["exp_avg"].shape[1]
-        sums = gradient.view(-1, columns).square().sum(1)  # (rows of all slices,); rows without a gradient have 0
+        sums = gradient.view(-1, self._columns).square().sum(1)  # (rows of all slices,); rows without a gradient have 0
         counts = _sum_slices((sums > 0).to(sums.dtype), self._plain_lengths)
-        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(columns))
+        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._columns))
         floors = floors.add_(usual.mul_(floors.new_tensor(corrections)), alpha=EMBEDDING.pseudo_gradient_frequency)
         if self._plain_index is not None:
             floors = floors.index_select(0, self._plain_index)[:, None]
-        self.direction.view(-1, columns).mul_((self.exp_avg_sq.view(-1, columns) + floors).rsqrt_())
+        square = self.exp_avg_sq.view(-1, self._columns)
+        self.direction.view_as(square).mul_((square + floors).rsqrt_())
 
     def _decay_weights(self, step_sizes: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.

@@ -35,9 +35,8 @@ class Stepper:
     def step(self, gradients: dict[int, Tensor]) -> None:
         """Take one step, given the gradient of each slice by its index; skip runs that have a non-finite gradient."""
         gradients = {index: each.float() if each.dtype.itemsize < 4 else each for index, each in gradients.items()}
-        norms = dict(
-            zip(gradients, _to_floats([norm[None] for norm in torch._foreach_norm([*gradients.values()])]), strict=True)
-        )
+        each_norm = torch._foreach_norm([*gradients.values()]) if gradients else []
+        norms = dict(zip(gradients, _to_floats([norm[None] for norm in each_norm]), strict=True))
         bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
         if self.sharded:
             bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
@@ -79,7 +78,7 @@ class Stepper:
         """Get what the slices of a batch have in common."""
         p, group = self.slices[index]
         matrix, embedding = state["exp_avg"], bool(state["embedding"])
-        large = 2 * matrix.numel() > STEP_CONFIG.max_batch_elements  # alone: it would gain little from company
+        large = matrix.numel() > STEP_CONFIG.max_batch_elements  # alone, and not copied when others join
         return (
             index if large else None,
             matrix.shape[1] if embedding else None,
