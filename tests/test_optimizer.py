@@ -220,7 +220,9 @@ def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
     optimizer.step()
     sides = dict[int, list[tuple[int, int]]]()
     for batch in optimizer.stepper.batches:
-        with_bases = (index for index, state in zip(batch.slice_ids, batch.states) if "block0.basis" in state)
+        with_bases = (
+            index for index, state in zip(batch.slice_ids, batch.states, strict=True) if "block0.basis" in state
+        )
         for stack in batch.stacks:
             for index in islice(with_bases, stack.count):
                 sides[index] = [(block.axis, block.basis.shape[2]) for block in stack.blocks]

@@ -130,34 +130,27 @@ class ParameterBatch:
         """The eigenbases of all slices."""
         return [block for stack in self.stacks for block in stack.blocks]
 
-    def select(self, rows: Sequence[int]) -> ParameterBatch:
-        """Copy the slices with the indices ``rows`` in this batch, ascending, to a new batch."""
-        return ParameterBatch([self.slice_ids[row] for row in rows], [self.states[row] for row in rows])
-
-    def replace(self, rows: Sequence[int], part: ParameterBatch) -> None:
-        """Replace the slices with the indices ``rows`` by those of ``part``, a result of `select`."""
-        pairs = [(self.states[row], state) for row, state in zip(rows, part.states, strict=True)]
-        torch._foreach_copy_(
-            [tensor for state, _ in pairs for tensor in state.values()],
-            [updated[name] for state, updated in pairs for name in state],
-        )
-
     def update_bases(
-        self, gradients: Sequence[Tensor], norms: Sequence[float], group: ParameterGroup
+        self, gradients: Sequence[Tensor | None], norms: Sequence[float], group: ParameterGroup
     ) -> tuple[Tensor, Tensor]:
         """Update the eigenbases with the gradients of the slices, which are not changed; ``norms`` are finite.
 
-        The step size factors of eigenvectors follow. Returns the gradients in the eigenbases (elements,), and their
-        inner products (slices,) with the last update directions.
+        The step size factors of eigenvectors follow. Slices without a gradient are updated as if it were 0 until
+        `update_parameters` restores their states. Returns the gradients in the eigenbases (elements,), and their inner
+        products (slices,) with the last update directions.
         """
+        dtype, zero = self.direction.dtype, self.direction.new_zeros(())
+        present = [
+            zero.expand(size) if each is None else each if each.dtype == dtype else each.to(dtype)
+            for each, size in zip(gradients, self.sizes, strict=True)
+        ]
+        self._absent = {row: self._copy_state(row) for row, each in enumerate(gradients) if each is None}
         steps, self.gradient_rms, self.step_lengths = self.scalars.tolist()
         self.steps = [step + 1 for step in steps]
         scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
-        dtype = self.exp_avg.dtype
-        gradients = [gradient if gradient.dtype == dtype else gradient.to(dtype) for gradient in gradients]
         if min(scales) < 1:
-            gradients = torch._foreach_mul(gradients, scales)
-        plain, *others = _split(gradients, self._counts)
+            present = [*torch._foreach_mul(present, scales)]
+        plain, *others = _split(present, self._counts)
         stacked = [stack.stack(part) for stack, part in zip(self.stacks, others, strict=True)]
         self._update_due_bases(stacked)
         stacked = [stack.rotate(matrices) for stack, matrices in zip(self.stacks, stacked, strict=True)]
@@ -180,20 +173,21 @@ class ParameterBatch:
 
     def _update_due_bases(self, gradients: Sequence[Tensor]) -> None:
         """Update second moments and eigenbases of slices for which it is time, given the gradients of each stack."""
-        due = {step: [step == 1 or step % n == 0 for n in get_update_intervals(step)] for step in {*self.steps}}
-        for stack, steps, gradient in zip(self.stacks, _split(self.steps, self._counts)[1:], gradients, strict=True):
-            rows = [row for row, step in enumerate(steps) if due[step][0]]
-            if rows:
-                index = None if len(rows) == stack.count else torch.tensor(rows, device=gradient.device)
-                for block in stack.blocks:
-                    block.update_statistics(gradient if index is None else gradient.index_select(0, index), index)
-        rows = [row for row, step in enumerate(self.steps) if due[step][1]]
-        if rows and self.stacks:
-            part = self if len(rows) == len(self.steps) else self.select(rows)
-            for stack in part.stacks:
-                stack.update_bases()
-            if part is not self:
-                self.replace(rows, part)
+        intervals = {step: get_update_intervals(step) for step in {*self.steps}}
+        due = [
+            [row not in self._absent and (step == 1 or step % n == 0) for n in intervals[step]]
+            for row, step in enumerate(self.steps)
+        ]
+        for stack, of_stack, gradient in zip(self.stacks, _split(due, self._counts)[1:], gradients, strict=True):
+            statistics_due, bases_due = zip(*of_stack, strict=True)
+            if any(statistics_due):
+                stack.update_statistics(gradient, statistics_due)
+            if any(bases_due):
+                stack.update_bases(bases_due)
+
+    def _copy_state(self, row: int) -> SliceState:
+        """Copy the entries of a slice's state that change in a step with a gradient of 0."""
+        return {name: self.states[row][name].clone() for name in (*SCALAR_ENTRIES, *MATRIX_ENTRIES, *VECTOR_ENTRIES)}
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get Adam's two betas from a parameter group; for embeddings, the second beta is at least ``min_beta2``."""
@@ -253,6 +247,8 @@ class ParameterBatch:
         self.scalars.copy_(self.scalars.new_tensor([steps, self.gradient_rms, self.step_lengths]))
         self._decay_weights(step_sizes, parameters, group)
         self._subtract_update(parameters)
+        for row, state in self._absent.items():
+            torch._foreach_copy_([self.states[row][name] for name in state], [*state.values()])
 
     def _scale_tables(self, gradient: Tensor, floors: Tensor, corrections: Sequence[float]) -> None:
         """Divide the update directions of embeddings by the roots of second moments plus a floor (slices,)."""
@@ -273,25 +269,27 @@ class ParameterBatch:
         Below the usual step size, the decay falls with the cube of the step size, so that weights can converge.
         """
         weight_decay = float(group["weight_decay"]) * (EMBEDDING.weight_decay_factor if self.is_embedding else 1.0)
-        matrices = [(p, step) for p, step in zip(parameters, step_sizes, strict=True) if p.ndim > 1]
-        if not weight_decay or not matrices:
+        rows = [row for row, p in enumerate(parameters) if p.ndim > 1 and row not in self._absent]
+        if not weight_decay or not rows:
             return
         # A decay in proportion to the step pulls each weight off the minimum as long as steps last. Steps along
         # eigenvectors have equal length, so the pull exceeds small slopes. Few rows need decay while steps are long,
         # and the square keeps it there (docs/decisions/optimizer-decay.md).
-        factors = [1 - step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay for _, step in matrices]
-        torch._foreach_mul_([p for p, _ in matrices], factors)
+        decays = [step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay for step in step_sizes]
+        torch._foreach_mul_([parameters[row] for row in rows], [1 - decays[row] for row in rows])
 
     def _subtract_update(self, parameters: Sequence[Tensor]) -> None:
         """Subtract the update directions, times the step length of each slice, from the parameters."""
         updates = [*self._plain_direction.split_with_sizes(self.sizes[: self._counts[0]])]
         for stack in self.stacks:
             updates += stack.rotate(stack.direction, back=True).unbind()
-        updates = [update.view(p.shape) for update, p in zip(updates, parameters, strict=True)]
-        alike = len({*self.step_lengths}) == 1
+        rows = [row for row in range(len(updates)) if row not in self._absent]
+        parameters, lengths = [parameters[row] for row in rows], [self.step_lengths[row] for row in rows]
+        updates = [updates[row].view(p.shape) for row, p in zip(rows, parameters, strict=True)]
+        alike = len({*lengths}) == 1
         if not alike:
-            updates = [*torch._foreach_mul(updates, self.step_lengths)]
-        torch._foreach_add_([*parameters], updates, alpha=-self.step_lengths[0] if alike else -1.0)
+            updates = [*torch._foreach_mul(updates, lengths)]
+        torch._foreach_add_(parameters, updates, alpha=-lengths[0] if alike else -1.0)
 
     def _expand(self, values: Sequence[float], lengths: Tensor) -> float | Tensor:
         """Return the value that all slices share, or repeat the values of the last slices by ``lengths``."""

@@ -34,40 +34,51 @@ class BasisBlock:
         n = self.basis.shape[2]
         return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start_index, n)
 
-    def rotate_block(self, matrices: Tensor, rotation: Tensor, transposed: Tensor) -> Tensor:
-        """Multiply this block's rows or columns of matrices by rotations (matrices, n, n) or their transposes."""
-        part = self.view_block(matrices)
-        return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, transposed)
-
-    def update_statistics(self, gradient: Tensor, index: Tensor | None = None) -> None:
-        """Update the moving average of the second moments with gradients (matrices, rows, columns).
-
-        ``index`` are the indices of the matrices that have gradients; None if all have.
-        """
-        part = self.view_block(gradient) if self.axis == 1 else self.view_block(gradient).mT
+    def update_statistics(self, gradient: Tensor, index: Tensor | None) -> None:
+        """Update the moving average of the second moments of the matrices with these indices (None: all)."""
+        part = self.view_block(_select(gradient, index))
+        part = part if self.axis == 1 else part.mT
         decay = PRECONDITIONER.second_moment_decay
-        if index is None:
-            self.second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
-        else:
-            old = self.second_moments.index_select(0, index)
-            self.second_moments.index_copy_(0, index, old.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay))
+        second_moments = _select(self.second_moments, index)
+        _replace(self.second_moments, index, second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay))
 
-    def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
-        """Update the basis by a power iteration; rotate moments ``averages`` and ``square`` to the new basis."""
-        trace = self.second_moments.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-        power = torch.bmm(self.second_moments, self.basis).addcmul_(self.basis, PRECONDITIONER.damping * trace)
+    def update_basis(self, averages: Sequence[Tensor], square: Tensor, index: Tensor | None) -> None:
+        """Update the basis of the matrices with these indices (None: all) by a power iteration.
+
+        Moments ``averages`` and ``square`` of all matrices are rotated to the new basis.
+        """
+        second_moments, old = _select(self.second_moments, index), _select(self.basis, index)
+        trace = second_moments.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+        power = torch.bmm(second_moments, old).addcmul_(old, PRECONDITIONER.damping * trace)
         basis = torch.linalg.qr(power)[0]
         # Averages rotate with their basis: the search for the rate misjudges the first steps if it sees another step
         # than the last one (docs/decisions/optimizer-cost.md).
-        rotation = torch.bmm(basis.mT, self.basis)
-        self.basis.copy_(basis)
-        for average in averages:
-            self.view_block(average).copy_(self.rotate_block(average, rotation, rotation.mT))
+        rotation = torch.bmm(basis.mT, old)
+        _replace(self.basis, index, basis)
+        for average in map(self.view_block, averages):
+            _replace(average, index, self._rotate(_select(average, index), rotation))
         # Second moments are mean squares: of a new direction, they are means of the old ones by squared overlaps.
-        overlaps = rotation.square_()
-        self.view_block(square).copy_(self.rotate_block(square, overlaps, overlaps.mT))
+        overlaps, square = rotation.square_(), self.view_block(square)
+        _replace(square, index, self._rotate(_select(square, index), overlaps))
         for vector in (self.log_factors, self.squared_slopes):
-            vector.copy_((overlaps * vector[:, None]).sum(2))
+            _replace(vector, index, (overlaps * _select(vector, index)[:, None]).sum(2))
+
+    def _rotate(self, part: Tensor, rotation: Tensor) -> Tensor:
+        """Multiply this block's rows or columns of matrices by rotations (matrices, n, n)."""
+        return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, rotation.mT)
+
+
+def _select(tensor: Tensor, index: Tensor | None) -> Tensor:
+    """Select the matrices with these indices; None selects all."""
+    return tensor if index is None else tensor.index_select(0, index)
+
+
+def _replace(tensor: Tensor, index: Tensor | None, values: Tensor) -> None:
+    """Replace the matrices with these indices, or all, in place."""
+    if index is not None:
+        tensor.index_copy_(0, index, values)
+    elif values is not tensor:
+        tensor.copy_(values)
 
 
 class MatrixStack:
@@ -138,10 +149,19 @@ class MatrixStack:
             matrices = torch.cat(parts, axis) if len(parts) > 1 else parts[0]
         return matrices
 
-    def update_bases(self) -> None:
-        """Update the bases, and rotate the moments and the last step to the new ones."""
+    def update_statistics(self, gradients: Tensor, is_due: Sequence[bool]) -> None:
+        """Update the second moments of the matrices that are due, given the gradients of all (count, rows, columns)."""
         for block in self.blocks:
-            block.update_basis(self.averages, self.exp_avg_sq)
+            block.update_statistics(gradients, self._find(is_due))
+
+    def update_bases(self, is_due: Sequence[bool]) -> None:
+        """Update the bases of the matrices that are due, and rotate their moments and last steps to the new ones."""
+        for block in self.blocks:
+            block.update_basis(self.averages, self.exp_avg_sq, self._find(is_due))
+
+    def _find(self, is_due: Sequence[bool]) -> Tensor | None:
+        """Find the indices of the matrices that are due; None if all are."""
+        return None if all(is_due) else torch.tensor(is_due, device=self.direction.device).nonzero()[:, 0]
 
     def sum_products(self, rotated: Tensor) -> Tensor:
         """Sum the products of gradients and ``direction`` for each eigenvector: (count, eigenvectors)."""

@@ -97,14 +97,14 @@ class Stepper:
 
         Slices of a batch go on as one after some of them had no gradient: they only differ in their numbers of steps.
         """
-        stored = [
-            (batch, [row for row, index in enumerate(batch.slice_ids) if index in gradients]) for batch in self.batches
-        ]
-        stored = [(batch, rows) for batch, rows in stored if rows]
-        active = [batch if len(rows) == len(batch.slice_ids) else batch.select(rows) for batch, rows in stored]
+        active = [batch for batch in self.batches if not gradients.keys().isdisjoint(batch.slice_ids)]
         groups = [self.slices[batch.slice_ids[0]][1] for batch in active]
         observed = [
-            batch.update_bases([gradients[i] for i in batch.slice_ids], [norms[i] for i in batch.slice_ids], group)
+            batch.update_bases(
+                [gradients.get(index) for index in batch.slice_ids],
+                [norms.get(index, 0.0) for index in batch.slice_ids],
+                group,
+            )
             for batch, group in zip(active, groups, strict=True)
         ]
         products = iter(_to_floats([products for _, products in observed]))
@@ -117,7 +117,9 @@ class Stepper:
             max_step /= EMBEDDING.step_size_factor if batch.is_embedding else 1.0
             shared = [lr, factor, max_step / (lr or 1.0), float(not batch.is_embedding)]
             for index, length in zip(batch.slice_ids, batch.step_lengths, strict=True):
-                statistics[index % len(self.runs)].append([-length * next(products), *shared])
+                product = next(products)
+                if index in gradients:
+                    statistics[index % len(self.runs)].append([-length * product, *shared])
         if self.sharded:
             reduced = _reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS])
             statistics = {0: self._gather_from_processes(reduced)}
@@ -130,9 +132,6 @@ class Stepper:
         for batch, group, (rotated, _) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.slice_ids]
             batch.update_parameters(rotated, [rates[i % len(rates)] for i in batch.slice_ids], parameters, group)
-        for (batch, rows), part in zip(stored, active, strict=True):
-            if part is not batch:
-                batch.replace(rows, part)
         for index, observations in statistics.items():
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in observations)
 
