@@ -258,7 +258,7 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
 
 def find_rows(optimizer: CustomOptimizer) -> BasisBlock:
     """Return the block of the rows of an optimizer's one matrix."""
-    return next(block for block in optimizer.stepper.batches[0].basis_blocks if block.axis == 1)
+    return next(block for block in optimizer.stepper.batches[0].stacks[0].blocks if block.axis == 1)
 
 
 def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_turns_back() -> None:

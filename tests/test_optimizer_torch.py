@@ -405,9 +405,16 @@ def test_the_state_takes_up_to_four_times_that_of_adamw() -> None:
         for p in ps:
             p.grad = torch.ones_like(p)
         optimizer.step()
-        parts = [vars(part) for batch in optimizer.stepper.batches for part in (batch, *batch.basis_blocks)]
-        tensors = [x for part in parts for x in part.values() if isinstance(x, Tensor)]
-        assert sum(x.untyped_storage().nbytes() for x in tensors) <= 4 * 2 * 4 * sum(p.numel() for p in ps), shapes[0]
+        batches = optimizer.stepper.batches
+        parts = [vars(part) for batch in batches for part in (batch, *batch.stacks)]
+        parts += [vars(block) for batch in batches for stack in batch.stacks for block in stack.blocks]
+        storages = {
+            x.untyped_storage().data_ptr(): x.untyped_storage()
+            for part in parts
+            for x in part.values()
+            if isinstance(x, Tensor)
+        }
+        assert sum(each.nbytes() for each in storages.values()) <= 4 * 2 * 4 * sum(p.numel() for p in ps), shapes[0]
 
 
 def test_a_state_of_another_optimizer_is_refused() -> None:

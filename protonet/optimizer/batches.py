@@ -11,13 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.optimizer.preconditioner import (
-    BasisBlock,
-    MatrixStack,
-    adapt_step_factors,
-    choose_basis_blocks,
-    get_update_intervals,
-)
+from protonet.optimizer.preconditioner import MatrixStack, adapt_step_factors, choose_basis_blocks, get_update_intervals
 from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
 SliceState = dict[str, Tensor]  #: The optimizer state of one slice, by the names of its entries.
@@ -94,41 +88,37 @@ class ParameterBatch:
             for view, part, state in zip(self.states, parts, states, strict=True):
                 view[name] = part.view(state[name].shape)
         self.sizes = [state["exp_avg"].numel() for state in states]  #: Numbers of elements.
-        indices = partial(torch.tensor, dtype=torch.long, device=self.exp_avg.device)
-        self._sizes = indices(self.sizes)
-        n = sum(not state["log_factors"].numel() for state in states)
-        element, vector = sum(self.sizes[:n]), 0
-        self._plain_direction, self._plain_square = self.direction[:element], self.exp_avg_sq[:element]
-        self._columns = states[0]["exp_avg"].shape[1]  # of embeddings
-        # The numbers of rows of embeddings, or of elements of plain slices, and the slice of each; None for one slice.
-        lengths = indices(
-            [state["exp_avg"].shape[0] if self.is_embedding else state["exp_avg"].numel() for state in states[:n]]
-        )
-        self._plain_lengths, self._plain_index = lengths, torch.repeat_interleave(lengths) if n > 1 else None
         self._factors = torch.empty_like(self.eigenvector_state[0])  # of the step sizes of eigenvectors
         self.stacks: list[MatrixStack] = []
-        for shape, group in groupby(range(n, len(states)), lambda row: states[row]["exp_avg"].shape):
+        n_plain = sum(not state["log_factors"].numel() for state in states)
+        element, vector = n_plain_elements, _ = sum(self.sizes[:n_plain]), 0
+        for shape, group in groupby(range(n_plain, len(states)), lambda row: states[row]["exp_avg"].shape):
             rows = [*group]
             size, n_vectors = len(rows) * shape.numel(), len(rows) * states[rows[0]]["log_factors"].numel()
             of_stack = [matrix.narrow(0, element, size).view(-1, *shape) for matrix in matrices]
-            factors = self._factors.narrow(0, vector, n_vectors).view(len(rows), -1)
-            vectors = self.eigenvector_state.narrow(1, vector, n_vectors).view(2, len(rows), -1)
-            self.stacks.append(MatrixStack([states[row] for row in rows], *of_stack, factors, vectors))
+            vectors = [
+                each.narrow(0, vector, n_vectors).view(len(rows), -1)
+                for each in (self._factors, *self.eigenvector_state)
+            ]
+            self.stacks.append(MatrixStack([states[row] for row in rows], of_stack, vectors))
             for index, row in enumerate(rows):
                 self.states[row] |= self.stacks[-1].view_bases(index)
             element, vector = element + size, vector + n_vectors
-        self._counts = [n, *(stack.count for stack in self.stacks)]  # of plain slices, and of those in each stack
-        of_slices = [stack for stack in self.stacks for _ in range(stack.count)]
+        self._counts = [n_plain, *(stack.count for stack in self.stacks)]
+        to_indices = partial(torch.tensor, dtype=torch.long, device=self.exp_avg.device)
+        self._sizes = to_indices(self.sizes)
+        # Of plain slices: rows of embeddings, or elements of others; their numbers, and the slice of each one.
+        columns = states[0]["exp_avg"].shape[1] if self.is_embedding else 1
+        self._plain_square = self.exp_avg_sq[:n_plain_elements].view(-1, columns)
+        self._plain_direction = self.direction[:n_plain_elements].view(-1, columns)
+        self._plain_lengths = self._sizes[:n_plain] // columns
+        self._plain_index = torch.repeat_interleave(self._plain_lengths) if n_plain > 1 else None
         # Numbers of sides with eigenbases, of eigenvectors, and of those of each block; the block of each eigenvector.
-        self._n_sides = indices([len(stack.sides) for stack in of_slices])
-        self._n_eigenvectors = indices([stack.n_eigenvectors for stack in of_slices])
-        self._block_lengths = indices([block.basis.shape[2] for stack in of_slices for block in stack.blocks])
+        of_slices = [stack for stack in self.stacks for _ in range(stack.count)]
+        self._n_sides = to_indices([len(stack.sides) for stack in of_slices])
+        self._n_eigenvectors = to_indices([state["log_factors"].numel() for state in states[n_plain:]])
+        self._block_lengths = to_indices([block.basis.shape[2] for stack in of_slices for block in stack.blocks])
         self._block_of = torch.repeat_interleave(self._block_lengths)
-
-    @property
-    def basis_blocks(self) -> list[BasisBlock]:
-        """The eigenbases of all slices."""
-        return [block for stack in self.stacks for block in stack.blocks]
 
     def update_bases(
         self, gradients: Sequence[Tensor | None], norms: Sequence[float], group: ParameterGroup
@@ -157,10 +147,8 @@ class ParameterBatch:
         parts = [gradient.reshape(-1) for gradient in (*plain, *stacked)]
         rotated, products = torch.cat(parts) if len(parts) > 1 else parts[0], list[Tensor]()
         if plain:
-            all_products = self._plain_direction * rotated[: len(self._plain_direction)]
-            if self.is_embedding:
-                all_products = all_products.view(-1, self._columns).sum(1)
-            products.append(_sum_slices(all_products, self._plain_lengths))
+            of_plain = rotated[: self._plain_direction.numel()].view_as(self._plain_direction)
+            products.append(_sum_slices((self._plain_direction * of_plain).sum(1), self._plain_lengths))
         if self.stacks:
             sums = [stack.sum_products(matrices).view(-1) for stack, matrices in zip(self.stacks, stacked, strict=True)]
             slopes = torch.cat(sums)
@@ -179,11 +167,7 @@ class ParameterBatch:
             for row, step in enumerate(self.steps)
         ]
         for stack, of_stack, gradient in zip(self.stacks, _split(due, self._counts)[1:], gradients, strict=True):
-            statistics_due, bases_due = zip(*of_stack, strict=True)
-            if any(statistics_due):
-                stack.update_statistics(gradient, statistics_due)
-            if any(bases_due):
-                stack.update_bases(bases_due)
+            stack.update(gradient, *zip(*of_stack, strict=True))
 
     def _copy_state(self, row: int) -> SliceState:
         """Copy the entries of a slice's state that change in a step with a gradient of 0."""
@@ -226,17 +210,17 @@ class ParameterBatch:
         self.exp_avg_sq.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         torch.lerp(rotated, self.exp_avg, beta1, out=self.direction)
         if self.is_embedding:
-            self._scale_tables(rotated, floors, corrections)
+            floors += self._compute_table_floors(rotated, corrections)
         else:
             divisor = STEP_CONFIG.slow_avg_weight_divisor
             self.slow_avg.lerp_(rotated, self._expand([divisor / (step + divisor - 1) for step in steps], self._sizes))
             self.direction.lerp_(self.slow_avg, self._expand([slow_weight / weight for weight in weights], self._sizes))
-            floor, *stack_floors = floors.split_with_sizes(self._counts)
-            floor = floor if self._plain_index is None else floor.index_select(0, self._plain_index)
-            self._plain_direction.mul_((self._plain_square + floor).rsqrt_())
-            torch.exp(self.eigenvector_state[0], out=self._factors)
-            for stack, floor in zip(self.stacks, stack_floors, strict=True):
-                stack.scale_direction(floor[:, None, None])
+        floor, *stack_floors = floors.split_with_sizes(self._counts)
+        floor = floor if self._plain_index is None else floor.index_select(0, self._plain_index)
+        self._plain_direction.mul_((self._plain_square + floor[:, None]).rsqrt_())
+        torch.exp(self.eigenvector_state[0], out=self._factors)
+        for stack, floor in zip(self.stacks, stack_floors, strict=True):
+            stack.scale_direction(floor[:, None, None])
         max_step = (EMBEDDING if self.is_embedding else STEP_CONFIG).max_weight_change
         step_size_factor = EMBEDDING.step_size_factor if self.is_embedding else 1.0
         step_sizes = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
@@ -250,18 +234,14 @@ class ParameterBatch:
         for row, state in self._absent.items():
             torch._foreach_copy_([self.states[row][name] for name in state], [*state.values()])
 
-    def _scale_tables(self, gradient: Tensor, floors: Tensor, corrections: Sequence[float]) -> None:
-        """Divide the update directions of embeddings by the roots of second moments plus a floor (slices,)."""
+    def _compute_table_floors(self, gradient: Tensor, corrections: Sequence[float]) -> Tensor:
+        """Compute what is added to the second moments of embeddings (slices,), so that rare rows take short steps."""
         # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
         # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
-        sums = gradient.view(-1, self._columns).square().sum(1)  # (rows of all slices,); rows without a gradient have 0
-        counts = _sum_slices((sums > 0).to(sums.dtype), self._plain_lengths)
-        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._columns))
-        floors = floors.add_(usual.mul_(floors.new_tensor(corrections)), alpha=EMBEDDING.pseudo_gradient_frequency)
-        if self._plain_index is not None:
-            floors = floors.index_select(0, self._plain_index)[:, None]
-        square = self.exp_avg_sq.view(-1, self._columns)
-        self.direction.view_as(square).mul_((square + floors).rsqrt_())
+        sums = gradient.view_as(self._plain_direction).square().sum(1)  # (rows of all slices,)
+        counts = _sum_slices((sums > 0).to(sums.dtype), self._plain_lengths)  # of rows with a gradient
+        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._plain_direction.shape[1]))
+        return usual.mul_(usual.new_tensor(corrections)).mul_(EMBEDDING.pseudo_gradient_frequency)
 
     def _decay_weights(self, step_sizes: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.
@@ -280,7 +260,7 @@ class ParameterBatch:
 
     def _subtract_update(self, parameters: Sequence[Tensor]) -> None:
         """Subtract the update directions, times the step length of each slice, from the parameters."""
-        updates = [*self._plain_direction.split_with_sizes(self.sizes[: self._counts[0]])]
+        updates = [*self._plain_direction.view(-1).split_with_sizes(self.sizes[: self._counts[0]])]
         for stack in self.stacks:
             updates += stack.rotate(stack.direction, back=True).unbind()
         rows = [row for row in range(len(updates)) if row not in self._absent]

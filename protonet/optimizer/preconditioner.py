@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from protonet.optimizer.settings import PRECONDITIONER, STEP_SIZE
 
+Index = slice | Tensor  #: Indices of matrices, or a mask of them.
 
-@dataclass
+
+@dataclass(frozen=True)
 class BasisBlock:
     """The eigenbases of n adjacent rows or columns of stacked matrices (matrices, rows, columns)."""
 
@@ -23,62 +25,40 @@ class BasisBlock:
     basis: Tensor  #: (matrices, n, n), the eigenvectors of ``second_moments`` as columns.
     log_factors: Tensor  #: (matrices, n), the logarithms of the eigenvectors' step size factors.
     squared_slopes: Tensor  #: (matrices, n), the averages of the squared slopes along eigenvectors.
-    transposed_basis: Tensor = field(init=False)  #: The transpose of ``basis``, a view.
-
-    def __post_init__(self) -> None:
-        """Set ``transposed_basis`` to a view of the basis."""
-        self.transposed_basis = self.basis.mT
 
     def view_block(self, matrices: Tensor) -> Tensor:
         """View the rows or columns of this block in stacked matrices (matrices, rows, columns)."""
-        n = self.basis.shape[2]
-        return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start_index, n)
+        return matrices.narrow(self.axis, self.start_index, self.basis.shape[2])
 
-    def update_statistics(self, gradient: Tensor, index: Tensor | None) -> None:
-        """Update the moving average of the second moments of the matrices with these indices (None: all)."""
-        part = self.view_block(_select(gradient, index))
+    def update_statistics(self, gradients: Tensor, index: Index) -> None:
+        """Update the moving averages of the second moments of the matrices with the indices ``index``."""
+        part, decay = self.view_block(gradients)[index], PRECONDITIONER.second_moment_decay
         part = part if self.axis == 1 else part.mT
-        decay = PRECONDITIONER.second_moment_decay
-        second_moments = _select(self.second_moments, index)
-        _replace(self.second_moments, index, second_moments.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay))
+        average = self.second_moments[index]  # a view or a copy
+        self.second_moments[index] = average.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
 
-    def update_basis(self, averages: Sequence[Tensor], square: Tensor, index: Tensor | None) -> None:
-        """Update the basis of the matrices with these indices (None: all) by a power iteration.
-
-        Moments ``averages`` and ``square`` of all matrices are rotated to the new basis.
-        """
-        second_moments, old = _select(self.second_moments, index), _select(self.basis, index)
+    def update_basis(self, averages: Sequence[Tensor], square: Tensor, index: Index) -> None:
+        """Update the bases of the matrices with the indices ``index`` by a power iteration; rotate their moments."""
+        second_moments, old = self.second_moments[index], self.basis[index]
         trace = second_moments.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
         power = torch.bmm(second_moments, old).addcmul_(old, PRECONDITIONER.damping * trace)
         basis = torch.linalg.qr(power)[0]
         # Averages rotate with their basis: the search for the rate misjudges the first steps if it sees another step
         # than the last one (docs/decisions/optimizer-cost.md).
         rotation = torch.bmm(basis.mT, old)
-        _replace(self.basis, index, basis)
-        for average in map(self.view_block, averages):
-            _replace(average, index, self._rotate(_select(average, index), rotation))
         # Second moments are mean squares: of a new direction, they are means of the old ones by squared overlaps.
-        overlaps, square = rotation.square_(), self.view_block(square)
-        _replace(square, index, self._rotate(_select(square, index), overlaps))
+        overlaps = rotation.square()
+        self.basis[index] = basis
+        for matrices, change in (*((average, rotation) for average in averages), (square, overlaps)):
+            part = self.view_block(matrices)
+            part[index] = change_basis(self.axis, part[index], change)
         for vector in (self.log_factors, self.squared_slopes):
-            _replace(vector, index, (overlaps * _select(vector, index)[:, None]).sum(2))
-
-    def _rotate(self, part: Tensor, rotation: Tensor) -> Tensor:
-        """Multiply this block's rows or columns of matrices by rotations (matrices, n, n)."""
-        return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, rotation.mT)
+            vector[index] = (overlaps * vector[index][:, None]).sum(2)
 
 
-def _select(tensor: Tensor, index: Tensor | None) -> Tensor:
-    """Select the matrices with these indices; None selects all."""
-    return tensor if index is None else tensor.index_select(0, index)
-
-
-def _replace(tensor: Tensor, index: Tensor | None, values: Tensor) -> None:
-    """Replace the matrices with these indices, or all, in place."""
-    if index is not None:
-        tensor.index_copy_(0, index, values)
-    elif values is not tensor:
-        tensor.copy_(values)
+def change_basis(axis: int, matrices: Tensor, change: Tensor) -> Tensor:
+    """Multiply the columns of matrices (axis 1) or their rows (axis 2) by a matrix ``change`` (matrices, n, n)."""
+    return torch.bmm(change, matrices) if axis == 1 else torch.bmm(matrices, change.mT)
 
 
 class MatrixStack:
@@ -86,36 +66,26 @@ class MatrixStack:
 
     Args:
         states: The states of the slices, whose second moments and bases are copied.
-        exp_avg: Views of the entries of the batch: (count, rows, columns).
-        slow_avg: The same.
-        exp_avg_sq: The same.
-        direction: The same.
-        factors: View of the step size factors of the batch: (count, eigenvectors).
-        eigenvector_state: View of their logarithms, and of the averages of squared slopes: (2, count, eigenvectors).
+        matrices: Views (count, rows, columns) of the tensors of the batch: averages of gradients, ``exp_avg_sq`` and
+            ``direction``.
+        eigenvectors: Views (count, eigenvectors): step size factors, their logarithms, and averages of squared slopes.
     """
 
     def __init__(
-        self,
-        states: Sequence[Mapping[str, Tensor]],
-        exp_avg: Tensor,
-        slow_avg: Tensor,
-        exp_avg_sq: Tensor,
-        direction: Tensor,
-        factors: Tensor,
-        eigenvector_state: Tensor,
+        self, states: Sequence[Mapping[str, Tensor]], matrices: Sequence[Tensor], eigenvectors: Sequence[Tensor]
     ) -> None:
-        self.averages, self.exp_avg_sq, self.direction = (exp_avg, slow_avg, direction), exp_avg_sq, direction
-        self.count, *self.shape = direction.shape
-        self.n_eigenvectors = factors.shape[1]
+        *averages, self.exp_avg_sq, self.direction = matrices
+        self.averages = [*averages, self.direction]  # which rotate with the bases
+        self.count, *self.shape = self.direction.shape
         layout = choose_basis_blocks(*self.shape)
-        vectors = eigenvector_state.split([length for *_, length in layout], 2)
+        factors, *others = eigenvectors
+        vectors = [each.split([length for *_, length in layout], 1) for each in others]
         self.blocks = list[BasisBlock]()
         for n, (axis, start, _) in enumerate(layout):
-            tensors = (
-                torch.stack([state[f"block{n}.{name}"] for state in states]) for name in ("second_moments", "basis")
-            )
-            self.blocks.append(BasisBlock(axis, start, *tensors, *vectors[n]))
-        #: The blocks of each side (rows or columns) that has some, with the axis of the side and their lengths.
+            names = (f"block{n}.second_moments", f"block{n}.basis")
+            tensors = (torch.stack([state[name] for state in states]) for name in names)
+            self.blocks.append(BasisBlock(axis, start, *tensors, *(each[n] for each in vectors)))
+        #: Of each side (rows or columns) that has some: the axis, the blocks, and their lengths.
         self.sides = [
             (axis, [*blocks], [length for other, _, length in layout if other == axis])
             for axis, blocks in groupby(self.blocks, lambda block: block.axis)
@@ -139,29 +109,22 @@ class MatrixStack:
     def rotate(self, matrices: Tensor, *, back: bool = False) -> Tensor:
         """Transform matrices to the eigenbases of rows and columns, or ``back`` from them."""
         for axis, blocks, lengths in self.sides:
-            parts = matrices.split_with_sizes(lengths, axis) if len(blocks) > 1 else [matrices]
-            parts = [
-                torch.bmm(part, block.transposed_basis if back else block.basis)
-                if axis == 2
-                else torch.bmm(block.basis if back else block.transposed_basis, part)
-                for block, part in zip(blocks, parts, strict=True)
+            parts = matrices.split_with_sizes(lengths, axis)
+            rotated = [
+                change_basis(axis, part, block.basis if back else block.basis.mT)
+                for part, block in zip(parts, blocks, strict=True)
             ]
-            matrices = torch.cat(parts, axis) if len(parts) > 1 else parts[0]
+            matrices = torch.cat(rotated, axis) if len(rotated) > 1 else rotated[0]
         return matrices
 
-    def update_statistics(self, gradients: Tensor, is_due: Sequence[bool]) -> None:
-        """Update the second moments of the matrices that are due, given the gradients of all (count, rows, columns)."""
+    def update(self, gradients: Tensor, statistics_due: Sequence[bool], bases_due: Sequence[bool]) -> None:
+        """Update second moments and bases of the matrices that are due, given gradients (count, rows, columns)."""
+        statistics, bases = (slice(None) if all(due) else torch.tensor(due) for due in (statistics_due, bases_due))
         for block in self.blocks:
-            block.update_statistics(gradients, self._find(is_due))
-
-    def update_bases(self, is_due: Sequence[bool]) -> None:
-        """Update the bases of the matrices that are due, and rotate their moments and last steps to the new ones."""
-        for block in self.blocks:
-            block.update_basis(self.averages, self.exp_avg_sq, self._find(is_due))
-
-    def _find(self, is_due: Sequence[bool]) -> Tensor | None:
-        """Find the indices of the matrices that are due; None if all are."""
-        return None if all(is_due) else torch.tensor(is_due, device=self.direction.device).nonzero()[:, 0]
+            if any(statistics_due):
+                block.update_statistics(gradients, statistics)
+            if any(bases_due):
+                block.update_basis(self.averages, self.exp_avg_sq, bases)
 
     def sum_products(self, rotated: Tensor) -> Tensor:
         """Sum the products of gradients and ``direction`` for each eigenvector: (count, eigenvectors)."""
