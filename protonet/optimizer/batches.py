@@ -91,7 +91,7 @@ class ParameterBatch:
         self._factors = torch.empty_like(self.eigenvector_state[0])  # of the step sizes of eigenvectors
         self.stacks: list[MatrixStack] = []
         n_plain = sum(not state["log_factors"].numel() for state in states)
-        element, vector = n_plain_elements, _ = sum(self.sizes[:n_plain]), 0
+        element, vector = n_elements, _ = sum(self.sizes[:n_plain]), 0
         for shape, group in groupby(range(n_plain, len(states)), lambda row: states[row]["exp_avg"].shape):
             rows = [*group]
             size, n_vectors = len(rows) * shape.numel(), len(rows) * states[rows[0]]["log_factors"].numel()
@@ -107,12 +107,13 @@ class ParameterBatch:
         self._counts = [n_plain, *(stack.count for stack in self.stacks)]
         to_indices = partial(torch.tensor, dtype=torch.long, device=self.exp_avg.device)
         self._sizes = to_indices(self.sizes)
-        # Of plain slices: rows of embeddings, or elements of others; their numbers, and the slice of each one.
-        columns = states[0]["exp_avg"].shape[1] if self.is_embedding else 1
-        self._plain_square = self.exp_avg_sq[:n_plain_elements].view(-1, columns)
-        self._plain_direction = self.direction[:n_plain_elements].view(-1, columns)
-        self._plain_lengths = self._sizes[:n_plain] // columns
-        self._plain_index = torch.repeat_interleave(self._plain_lengths) if n_plain > 1 else None
+        self._plain_square, self._plain_direction = self.exp_avg_sq[:n_elements], self.direction[:n_elements]
+        self._table_shape = (-1, states[0]["exp_avg"].shape[1])  # of all embeddings together
+        # The numbers of rows of embeddings, or of elements of other plain slices; the slice of each element.
+        self._plain_lengths = to_indices([state["exp_avg"].shape[0] for state in states])
+        if not self.is_embedding:
+            self._plain_lengths = self._sizes[:n_plain]
+            self._plain_index = torch.repeat_interleave(self._plain_lengths if n_plain > 1 else self._sizes[:0])
         # Numbers of sides with eigenbases, of eigenvectors, and of those of each block; the block of each eigenvector.
         of_slices = [stack for stack in self.stacks for _ in range(stack.count)]
         self._n_sides = to_indices([len(stack.sides) for stack in of_slices])
@@ -147,16 +148,16 @@ class ParameterBatch:
         parts = [gradient.reshape(-1) for gradient in (*plain, *stacked)]
         rotated, products = torch.cat(parts) if len(parts) > 1 else parts[0], list[Tensor]()
         if plain:
-            of_plain = rotated[: self._plain_direction.numel()].view_as(self._plain_direction)
-            products.append(_sum_slices((self._plain_direction * of_plain).sum(1), self._plain_lengths))
+            products.append(self._sum_plain_products(rotated[: len(self._plain_direction)]))
         if self.stacks:
             sums = [stack.sum_products(matrices).view(-1) for stack, matrices in zip(self.stacks, stacked, strict=True)]
             slopes = torch.cat(sums)
             # Each side of a matrix has the same sum of all products.
             products.append(_sum_slices(slopes, self._n_eigenvectors).div_(self._n_sides))
             slopes.mul_(self._expand([-length for length in self.step_lengths], self._n_eigenvectors))
-            steps = self._expand(self.steps, self._n_eigenvectors)
-            adapt_step_factors(*self.eigenvector_state, slopes, self._block_lengths, self._block_of, steps)
+            each_step = self._expand(self.steps, self._n_eigenvectors)
+            factors, usual = self.eigenvector_state
+            adapt_step_factors(factors, usual, slopes, self._block_lengths, self._block_of, each_step)
         return rotated, torch.cat(products) if len(products) > 1 else products[0]
 
     def _update_due_bases(self, gradients: Sequence[Tensor]) -> None:
@@ -216,8 +217,7 @@ class ParameterBatch:
             self.slow_avg.lerp_(rotated, self._expand([divisor / (step + divisor - 1) for step in steps], self._sizes))
             self.direction.lerp_(self.slow_avg, self._expand([slow_weight / weight for weight in weights], self._sizes))
         floor, *stack_floors = floors.split_with_sizes(self._counts)
-        floor = floor if self._plain_index is None else floor.index_select(0, self._plain_index)
-        self._plain_direction.mul_((self._plain_square + floor[:, None]).rsqrt_())
+        self._plain_direction.mul_(self._add_plain_floors(floor).rsqrt_())
         torch.exp(self.eigenvector_state[0], out=self._factors)
         for stack, floor in zip(self.stacks, stack_floors, strict=True):
             stack.scale_direction(floor[:, None, None])
@@ -234,13 +234,30 @@ class ParameterBatch:
         for row, state in self._absent.items():
             torch._foreach_copy_([self.states[row][name] for name in state], [*state.values()])
 
+    def _sum_plain_products(self, gradient: Tensor) -> Tensor:
+        """Compute the inner products (slices,) of gradients and last update directions of plain slices."""
+        if not self.is_embedding:
+            return _sum_slices(self._plain_direction * gradient, self._plain_lengths)
+        tables = (flat.split_with_sizes(self.sizes) for flat in (self._plain_direction, gradient))
+        return torch.stack([direction.dot(table) for direction, table in zip(*tables, strict=True)])
+
+    def _add_plain_floors(self, floors: Tensor) -> Tensor:
+        """Add the floor of each plain slice (slices,) to second moments."""
+        if len(floors) == 1:
+            return self._plain_square + floors
+        if not self.is_embedding:
+            return self._plain_square + floors.index_select(0, self._plain_index)
+        sums = self._plain_square.clone()
+        torch._foreach_add_(sums.split_with_sizes(self.sizes), [*floors.unbind()])
+        return sums
+
     def _compute_table_floors(self, gradient: Tensor, corrections: Sequence[float]) -> Tensor:
         """Compute what is added to the second moments of embeddings (slices,), so that rare rows take short steps."""
         # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
         # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
-        sums = gradient.view_as(self._plain_direction).square().sum(1)  # (rows of all slices,)
+        sums = gradient.view(self._table_shape).square().sum(1)  # (rows of all slices,)
         counts = _sum_slices((sums > 0).to(sums.dtype), self._plain_lengths)  # of rows with a gradient
-        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._plain_direction.shape[1]))
+        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._table_shape[1]))
         return usual.mul_(usual.new_tensor(corrections)).mul_(EMBEDDING.pseudo_gradient_frequency)
 
     def _decay_weights(self, step_sizes: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
@@ -256,11 +273,13 @@ class ParameterBatch:
         # eigenvectors have equal length, so the pull exceeds small slopes. Few rows need decay while steps are long,
         # and the square keeps it there (docs/decisions/optimizer-decay.md).
         decays = [step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay for step in step_sizes]
-        torch._foreach_mul_([parameters[row] for row in rows], [1 - decays[row] for row in rows])
+        for decay in {decays[row] for row in rows}:
+            matrices = [parameters[row] for row in rows if decays[row] == decay]
+            torch._foreach_add_(matrices, matrices, alpha=-decay)
 
     def _subtract_update(self, parameters: Sequence[Tensor]) -> None:
         """Subtract the update directions, times the step length of each slice, from the parameters."""
-        updates = [*self._plain_direction.view(-1).split_with_sizes(self.sizes[: self._counts[0]])]
+        updates = [*self._plain_direction.split_with_sizes(self.sizes[: self._counts[0]])]
         for stack in self.stacks:
             updates += stack.rotate(stack.direction, back=True).unbind()
         rows = [row for row in range(len(updates)) if row not in self._absent]

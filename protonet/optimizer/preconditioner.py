@@ -51,14 +51,10 @@ class BasisBlock:
         self.basis[index] = basis
         for matrices, change in (*((average, rotation) for average in averages), (square, overlaps)):
             part = self.view_block(matrices)
-            part[index] = change_basis(self.axis, part[index], change)
+            old_part = part[index]
+            part[index] = torch.bmm(change, old_part) if self.axis == 1 else torch.bmm(old_part, change.mT)
         for vector in (self.log_factors, self.squared_slopes):
             vector[index] = (overlaps * vector[index][:, None]).sum(2)
-
-
-def change_basis(axis: int, matrices: Tensor, change: Tensor) -> Tensor:
-    """Multiply the columns of matrices (axis 1) or their rows (axis 2) by a matrix ``change`` (matrices, n, n)."""
-    return torch.bmm(change, matrices) if axis == 1 else torch.bmm(matrices, change.mT)
 
 
 class MatrixStack:
@@ -85,12 +81,16 @@ class MatrixStack:
             names = (f"block{n}.second_moments", f"block{n}.basis")
             tensors = (torch.stack([state[name] for state in states]) for name in names)
             self.blocks.append(BasisBlock(axis, start, *tensors, *(each[n] for each in vectors)))
-        #: Of each side (rows or columns) that has some: the axis, the blocks, and their lengths.
+        #: Of each side (rows or columns) that has some: axis, and lengths, bases and transposed bases of its blocks.
         self.sides = [
-            (axis, [*blocks], [length for other, _, length in layout if other == axis])
+            (
+                axis,
+                [n for other, _, n in layout if other == axis],
+                *zip(*((b.basis, b.basis.mT) for b in blocks), strict=True),
+            )
             for axis, blocks in groupby(self.blocks, lambda block: block.axis)
         ]
-        parts = factors.split([sum(lengths) for *_, lengths in self.sides], 1)
+        parts = factors.split([sum(lengths) for _, lengths, *_ in self.sides], 1)
         self._factors = [part.unsqueeze(3 - axis) for (axis, *_), part in zip(self.sides, parts, strict=True)]
 
     def view_bases(self, index: int) -> dict[str, Tensor]:
@@ -108,12 +108,12 @@ class MatrixStack:
 
     def rotate(self, matrices: Tensor, *, back: bool = False) -> Tensor:
         """Transform matrices to the eigenbases of rows and columns, or ``back`` from them."""
-        for axis, blocks, lengths in self.sides:
+        for axis, lengths, bases, transposed in self.sides:
             parts = matrices.split_with_sizes(lengths, axis)
-            rotated = [
-                change_basis(axis, part, block.basis if back else block.basis.mT)
-                for part, block in zip(parts, blocks, strict=True)
-            ]
+            if axis == 1:
+                rotated = [*map(torch.bmm, bases if back else transposed, parts)]
+            else:
+                rotated = [*map(torch.bmm, parts, transposed if back else bases)]
             matrices = torch.cat(rotated, axis) if len(rotated) > 1 else rotated[0]
         return matrices
 

@@ -36,7 +36,7 @@ class Stepper:
         """Take one step, given the gradient of each slice by its index; skip runs that have a non-finite gradient."""
         gradients = {index: each.float() if each.dtype.itemsize < 4 else each for index, each in gradients.items()}
         each_norm = torch._foreach_norm([*gradients.values()]) if gradients else []
-        norms = dict(zip(gradients, _to_floats([norm[None] for norm in each_norm]), strict=True))
+        norms = dict(zip(gradients, _to_floats(each_norm), strict=True))
         bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
         if self.sharded:
             bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
@@ -154,10 +154,10 @@ def _reduce_statistics(statistics: Sequence[list[float]]) -> list[float]:
 
 
 def _to_floats(tensors: Sequence[Tensor]) -> list[float]:
-    """Convert tensors (n,) to one list of floats, with a single transfer from the device."""
+    """Convert tensors (n,) or () to one list of floats, with a single transfer from a device."""
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]
-    floats: list[float] = torch.cat([*tensors]).tolist() if tensors else []
+    floats: list[float] = torch.hstack([*tensors]).tolist() if tensors else []
     return floats
 
 
