@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import re
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from analysis.optimizer_bench.workload import seed_initial_weights
-from protonet.optimizer import CustomOptimizer, StackOptimizer
+from protonet.optimizer import CustomOptimizer, StackOptimizer, stepper
 from protonet.optimizer.preconditioner import BasisBlock
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import STEP_SIZE
+from protonet.optimizer.settings import STEP_CONFIG, STEP_SIZE
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -500,9 +501,9 @@ def test_a_run_with_dropped_layers_resumes_bit_for_bit() -> None:
     assert same(model, other)
 
 
-def test_experts_of_tables_and_of_padded_vectors_take_turns() -> None:
-    """In each step one of the tables has a gradient, and the longest vector has one in every third step only."""
-    shapes = [(40, 4), (40, 4), (3,), (7,), (5,)]
+def test_experts_of_tables_and_of_vectors_take_turns() -> None:
+    """Two tables of equal width have gradients in turns, and the longest vector has one in every third step only."""
+    shapes = [(40, 4), (60, 4), (3,), (7,), (5,)]
     ends = []
     for together in (True, False):
         generator = torch.Generator().manual_seed(0)
@@ -515,10 +516,31 @@ def test_experts_of_tables_and_of_padded_vectors_take_turns() -> None:
                 turn = index == step % 2 if index < 2 else index != 3 or step % 3 == 0
                 p.grad = p.detach() + 0.3 * noise if turn else None
                 if index < 2 and p.grad is not None:
-                    p.grad[torch.rand(40, generator=generator) < 0.6] = 0
+                    p.grad[torch.rand(len(p), generator=generator) < 0.6] = 0
             optimizer.step()
         assert bool(optimizer.state[parameters[0]]["embedding"])
         assert len(optimizer.stepper.batches) == (2 if together else 5)
+        ends.append([p.detach() for p in parameters])
+    for p, q in zip(*ends, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+
+
+def test_more_elements_than_one_batch_holds_are_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of two shapes, a vector, and a matrix that is larger than a batch."""
+    monkeypatch.setattr(stepper, "STEP_CONFIG", dataclasses.replace(STEP_CONFIG, max_batch_elements=100))
+    shapes = [(4, 6), (6, 4), (4, 6), (9,), (12, 10), (4, 6), (6, 4)]
+    ends = []
+    for together in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+        groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
+        optimizer = CustomOptimizer(parameters if together else groups)
+        for _ in range(STEPS):
+            for p in parameters:
+                p.grad = p.detach() + 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            optimizer.step()
+        if together:
+            assert sorted(batch.slice_ids for batch in optimizer.stepper.batches) == [[1, 6], [3, 0, 2, 5], [4]]
         ends.append([p.detach() for p in parameters])
     for p, q in zip(*ends, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
