@@ -122,11 +122,11 @@ class ParameterBatch:
         self._block_of = torch.repeat_interleave(self._block_lengths)
 
     def update_bases(
-        self, gradients: Sequence[Tensor | None], norms: Sequence[float], group: ParameterGroup
+        self, gradients: Sequence[Tensor | None], norms: Sequence[float | None], group: ParameterGroup
     ) -> tuple[Tensor, Tensor]:
-        """Update the eigenbases with the gradients of the slices, which are not changed; ``norms`` are finite.
+        """Update the eigenbases with the gradients of the slices, which are not changed, and their finite norms.
 
-        The step size factors of eigenvectors follow. Slices without a gradient are updated as if it were 0 until
+        The step size factors of eigenvectors follow. Slices without a gradient (None) are updated as if it were 0 until
         `update_parameters` restores their states. Returns the gradients in the eigenbases (elements,), and their inner
         products (slices,) with the last update directions.
         """
@@ -135,10 +135,11 @@ class ParameterBatch:
             zero.expand(size) if each is None else each if each.dtype == dtype else each.to(dtype)
             for each, size in zip(gradients, self.sizes, strict=True)
         ]
-        self._absent = {row: self._copy_state(row) for row, each in enumerate(gradients) if each is None}
+        self._absent = {row for row, each in enumerate(gradients) if each is None}
+        self._before = [tensor.clone() for tensor in self._list_tensors()] if self._absent else []
         steps, self.gradient_rms, self.step_lengths = self.scalars.tolist()
         self.steps = [step + 1 for step in steps]
-        scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
+        scales = self._update_gradient_rms([norm or 0.0 for norm in norms], self._get_betas(group)[1])
         if min(scales) < 1:
             present = [*torch._foreach_mul(present, scales)]
         plain, *others = _split(present, self._counts)
@@ -170,9 +171,19 @@ class ParameterBatch:
         for stack, of_stack, gradient in zip(self.stacks, _split(due, self._counts)[1:], gradients, strict=True):
             stack.update(gradient, *zip(*of_stack, strict=True))
 
-    def _copy_state(self, row: int) -> SliceState:
-        """Copy the entries of a slice's state that change in a step with a gradient of 0."""
-        return {name: self.states[row][name].clone() for name in (*SCALAR_ENTRIES, *MATRIX_ENTRIES, *VECTOR_ENTRIES)}
+    def _list_tensors(self) -> list[Tensor]:
+        """List the tensors of the state that change in each step, but the bases."""
+        return [self.scalars, self.eigenvector_state, self.exp_avg, self.exp_avg_sq, self.direction, self.slow_avg]
+
+    def _restore_absent(self) -> None:
+        """Restore the states of slices that had no gradient."""
+        is_present = torch.tensor([row not in self._absent for row in range(len(self.sizes))])
+        on_device = is_present.to(self.direction.device)
+        of_elements = on_device.repeat_interleave(self._sizes)
+        of_eigenvectors = on_device[self._counts[0] :].repeat_interleave(self._n_eigenvectors)
+        masks = [is_present, of_eigenvectors, *[of_elements] * (3 if self.is_embedding else 4)]
+        for mask, tensor, old in zip(masks, self._list_tensors(), self._before, strict=False):
+            torch.where(mask, tensor, old, out=tensor)
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get Adam's two betas from a parameter group; for embeddings, the second beta is at least ``min_beta2``."""
@@ -231,8 +242,8 @@ class ParameterBatch:
         self.scalars.copy_(self.scalars.new_tensor([steps, self.gradient_rms, self.step_lengths]))
         self._decay_weights(step_sizes, parameters, group)
         self._subtract_update(parameters)
-        for row, state in self._absent.items():
-            torch._foreach_copy_([self.states[row][name] for name in state], [*state.values()])
+        if self._absent:
+            self._restore_absent()
 
     def _sum_plain_products(self, gradient: Tensor) -> Tensor:
         """Compute the inner products (slices,) of gradients and last update directions of plain slices."""

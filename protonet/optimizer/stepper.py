@@ -49,7 +49,7 @@ class Stepper:
         known = {index for batch in self.batches for index in batch.slice_ids}
         if new := [index for index in gradients if norms[index] and index not in known]:
             self.add_states({index: self._create_state(index, gradients[index]) for index in new})
-        self._update_parameters(gradients, norms)
+        self._update_parameters(gradients, {index: norms[index] for index in gradients})
 
     def add_states(self, states: dict[int, SliceState]) -> None:
         """Group slices of equal settings into batches, given the state of each slice by its index."""
@@ -77,13 +77,10 @@ class Stepper:
     def _get_kind(self, index: int, state: SliceState) -> Any:
         """Get what the slices of a batch have in common."""
         p, group = self.slices[index]
-        matrix, embedding = state["exp_avg"], bool(state["embedding"])
-        large = matrix.numel() > STEP_CONFIG.max_batch_elements  # alone, and not copied when others join
-        return (
-            index if large else None,
-            matrix.shape[1] if embedding else None,
-            *(p.dtype, p.device, id(group), matrix.dtype),
-        )
+        matrix, columns = state["exp_avg"], state["exp_avg"].shape[1] if state["embedding"] else None
+        # A large one is alone, so that it is not copied when others join.
+        alone = index if matrix.numel() > STEP_CONFIG.max_batch_elements else None
+        return alone, columns, p.dtype, p.device, id(group), matrix.dtype
 
     def _create_state(self, index: int, gradient: Tensor) -> SliceState:
         """Create the state of a parameter slice; zero rows of its first gradient show that it is an embedding table."""
@@ -100,11 +97,7 @@ class Stepper:
         active = [batch for batch in self.batches if not gradients.keys().isdisjoint(batch.slice_ids)]
         groups = [self.slices[batch.slice_ids[0]][1] for batch in active]
         observed = [
-            batch.update_bases(
-                [gradients.get(index) for index in batch.slice_ids],
-                [norms.get(index, 0.0) for index in batch.slice_ids],
-                group,
-            )
+            batch.update_bases([*map(gradients.get, batch.slice_ids)], [*map(norms.get, batch.slice_ids)], group)
             for batch, group in zip(active, groups, strict=True)
         ]
         products = iter(_to_floats([products for _, products in observed]))
