@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from analysis.optimizer_bench.workload import seed_initial_weights
-from protonet.optimizer import CustomOptimizer, StackOptimizer
+from protonet.optimizer import CustomOptimizer, StackOptimizer, stepper
 from protonet.optimizer.preconditioner import BasisBlock
 from protonet.optimizer.search import OptimizerRun
-from protonet.optimizer.settings import STEP_SIZE
+from protonet.optimizer.settings import STEP_CONFIG, STEP_SIZE
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -217,8 +219,15 @@ def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
     for p in parameters:
         p.grad = torch.randn(p.shape, generator=generator)
     optimizer.step()
-    blocks_of = {index: batch.basis_blocks for batch in optimizer.stepper.batches for index in batch.slice_ids}
-    return [[(block.axis, block.basis.shape[2]) for block in blocks_of[index]] for index in range(len(shapes))]
+    sides = dict[int, list[tuple[int, int]]]()
+    for batch in optimizer.stepper.batches:
+        with_bases = (
+            index for index, state in zip(batch.slice_ids, batch.states, strict=True) if "block0.basis" in state
+        )
+        for stack in batch.stacks:
+            for index in islice(with_bases, stack.count):
+                sides[index] = [(block.axis, block.basis.shape[2]) for block in stack.blocks]
+    return [sides.get(index, []) for index in range(len(shapes))]
 
 
 def test_sides_of_small_matrices_and_convolutions_are_turned_and_long_ones_are_not() -> None:
@@ -250,7 +259,7 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
 
 def find_rows(optimizer: CustomOptimizer) -> BasisBlock:
     """Return the block of the rows of an optimizer's one matrix."""
-    return next(block for block in optimizer.stepper.batches[0].basis_blocks if block.axis == 1)
+    return next(block for block in optimizer.stepper.batches[0].stacks[0].blocks if block.axis == 1)
 
 
 def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_turns_back() -> None:
@@ -408,7 +417,7 @@ def test_members_go_together_also_after_one_has_skipped_a_step() -> None:
     gradient[1] = math.nan
     optimizer.step([gradient])
     assert [batch.slice_ids for batch in optimizer.stepper.batches] == [[0, 1, 2]]
-    assert optimizer.stepper.batches[0].scalars[:3].tolist() == [2, 1, 2]
+    assert [int(state["step"]) for state in optimizer.stepper.batches[0].states] == [2, 1, 2]
     assert [run.n_skipped for run in optimizer.stepper.runs] == [0, 1, 0]
 
 
@@ -466,11 +475,11 @@ def make_layers() -> nn.ModuleList:
 
 
 def test_layers_that_are_dropped_at_random_stay_in_their_batches_and_are_as_if_alone() -> None:
-    """Two shapes of matrices, and vectors of two lengths: three batches. At first, few layers have had a gradient."""
+    """Two shapes of matrices, and vectors of two lengths: one batch. At first, few layers have had a gradient."""
     together, alone = make_layers(), make_layers()
     optimizer = CustomOptimizer(together.parameters())
     counts = train_with_layer_drop(together, optimizer, range(60))
-    assert set(counts) == {3}
+    assert set(counts) == {1}
     groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(alone.parameters())]  # not stacked
     apart = CustomOptimizer(groups)
     train_with_layer_drop(alone, apart, range(60))
@@ -492,9 +501,9 @@ def test_a_run_with_dropped_layers_resumes_bit_for_bit() -> None:
     assert same(model, other)
 
 
-def test_experts_of_tables_and_of_padded_vectors_take_turns() -> None:
-    """In each step one of the tables has a gradient, and the longest vector has one in every third step only."""
-    shapes = [(40, 4), (40, 4), (3,), (7,), (5,)]
+def test_experts_of_tables_and_of_vectors_take_turns() -> None:
+    """Two tables of equal width have gradients in turns, and the longest vector has one in every third step only."""
+    shapes = [(40, 4), (60, 4), (3,), (7,), (5,)]
     ends = []
     for together in (True, False):
         generator = torch.Generator().manual_seed(0)
@@ -507,10 +516,31 @@ def test_experts_of_tables_and_of_padded_vectors_take_turns() -> None:
                 turn = index == step % 2 if index < 2 else index != 3 or step % 3 == 0
                 p.grad = p.detach() + 0.3 * noise if turn else None
                 if index < 2 and p.grad is not None:
-                    p.grad[torch.rand(40, generator=generator) < 0.6] = 0
+                    p.grad[torch.rand(len(p), generator=generator) < 0.6] = 0
             optimizer.step()
         assert bool(optimizer.state[parameters[0]]["embedding"])
         assert len(optimizer.stepper.batches) == (2 if together else 5)
+        ends.append([p.detach() for p in parameters])
+    for p, q in zip(*ends, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+
+
+def test_more_elements_than_one_batch_holds_are_as_if_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of two shapes, a vector, and a matrix that is larger than a batch."""
+    monkeypatch.setattr(stepper, "STEP_CONFIG", dataclasses.replace(STEP_CONFIG, max_batch_elements=100))
+    shapes = [(4, 6), (6, 4), (4, 6), (9,), (12, 10), (4, 6), (6, 4)]
+    ends = []
+    for together in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+        groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
+        optimizer = CustomOptimizer(parameters if together else groups)
+        for _ in range(STEPS):
+            for p in parameters:
+                p.grad = p.detach() + 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            optimizer.step()
+        if together:
+            assert sorted(batch.slice_ids for batch in optimizer.stepper.batches) == [[1, 6], [3, 0, 2, 5], [4]]
         ends.append([p.detach() for p in parameters])
     for p, q in zip(*ends, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)

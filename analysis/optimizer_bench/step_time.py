@@ -1,7 +1,8 @@
-"""Measure an optimizer's CPU time per step and state size relative to AdamW.
+"""Measure an optimizer's CPU time per step, state size and CPU time to the same loss relative to AdamW.
 
 The optimizers take turns on one thread. Parameters and gradients are those of the networks of the bench's workloads,
-and of further networks that are given by their shapes.
+and of further networks that are given by their shapes. All steps of a run count, also the first ones, in which
+optimizers may do more work. The CPU time to a loss also has that of the gradients.
 
 AdamW is torch's default implementation, which loops over parameters, and torch's fused kernel.
 """
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,11 +59,15 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "a vector of 1,000,000": [(1_000_000,)],
 }
 TABLE_NOTE = """
-Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
-over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
-{ratio:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
+Milliseconds of CPU time of one step(), and of the gradients of a batch; means over the first {steps:,} steps, in turns.
+State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads: {ratio:.1f} times AdamW's CPU
+time of a step, {state:.1f} times its state. One thread.
 """
-N_UNTIMED_STEPS = 100  #: First steps, which are not timed because optimizers update their bases more often in them.
+CPU_TIME_NOTE = """
+CPU time: that of AdamW's gradients and steps to the same loss, divided by the optimizer's, by the ratios of steps in
+{file}; geometric mean {plain:.2f}, with torch's fused AdamW {fused:.2f}.
+"""
+N_GRADIENTS_TIMED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +80,9 @@ class Options(StudyOptions):
         f"one of {', '.join([*TIMED_WORKLOADS, *SHAPE_CASES])} (default: all)",
         parse=partial(check_known_name, known_names=[*TIMED_WORKLOADS, *SHAPE_CASES]),
     )
-    steps: int = int_option("steps of a turn", 48)
-    turns: int = int_option("turns of each optimizer", 7)
+    bench: Path | None = option("results of optimizer-bench, for the CPU time to the same loss", metavar="JSON")
+    steps: int = int_option("steps of a turn", 50)
+    turns: int = int_option("turns of each optimizer", 20)
 
 
 def run(options: Options) -> StudyReport:
@@ -85,13 +92,28 @@ def run(options: Options) -> StudyReport:
     with use_one_thread():
         names = [*TIMED_WORKLOADS, *SHAPE_CASES] if options.case is None else [options.case]
         rows = [measure_step_time(name, make_optimizer, options.steps, options.turns) for name in names]
-    cells = "{adamw_ms:.2f} {fused_ms:.2f} {ms:.2f} {ratio:.1f} {fused_ratio:.1f} {state:.1f}"
-    lines = [[row["name"], *cells.format(**row).split()] for row in rows]
-    table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
-    note = TABLE_NOTE.format(steps=options.steps, first=N_UNTIMED_STEPS, count=len(of_workloads), **medians)
-    return StudyReport(rows, table + note)
+    note = TABLE_NOTE.format(steps=options.steps * options.turns, count=len(of_workloads), **medians)
+    if options.bench is not None:
+        scores = json.loads(options.bench.read_text(encoding="utf-8"))[0]["rows"]
+        step_ratios = {score["workload"]: score["ratio"] for score in scores}
+        means = {}
+        for name, key in (("plain", "adamw_ms"), ("fused", "fused_ms")):
+            for row in (row for row in of_workloads if row["name"] in step_ratios):
+                times = [row["gradient_ms"] + row[milliseconds] for milliseconds in (key, "ms")]
+                row[f"{name}_cpu_time"] = step_ratios[row["name"]] * times[0] / times[1]
+            known = [row[f"{name}_cpu_time"] for row in rows if f"{name}_cpu_time" in row]
+            means[name] = statistics.geometric_mean(known)
+        note += CPU_TIME_NOTE.format(file=options.bench, **means)
+    cells = "{adamw_ms:.2f} {fused_ms:.2f} {ms:.2f} {ratio:.1f} {fused_ratio:.1f} {state:.1f}"
+    lines = [
+        [row["name"], *cells.format(**row).split()]
+        + [f"{row[key]:.2f}" if row.get(key) else "" for key in ("gradient_ms", "plain_cpu_time")]
+        for row in rows
+    ]
+    header = ["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state", "gradient ms", "CPU time"]
+    return StudyReport(rows, format_table(header, lines) + note)
 
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]  #: Makes an optimizer of a list of parameters.
@@ -104,18 +126,27 @@ def measure_step_time(name: str, make_optimizer: MakeOptimizer, steps: int, turn
     parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
     pairs = list(zip(optimizers, parameters, strict=True))
-    for pair in pairs:
-        _time_steps(*pair, gradients, N_UNTIMED_STEPS)
     times = [[_time_steps(*pair, gradients, steps) for pair in pairs] for _ in range(turns)]  # (turns, optimizers)
-    plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
-    ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
-    ratios["fused_ratio"] = statistics.median(t[2] / t[1] for t in times)
+    plain, fused, ours = (statistics.fmean(column) for column in zip(*times, strict=True))
     sizes = []
     for optimizer in optimizers:
         tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
         sizes.append(sum(storage.nbytes() for storage in storages.values()))  # shared memory counts once
-    return {"name": name, "adamw_ms": plain, "fused_ms": fused, "ms": ours, **ratios, "state": sizes[2] / sizes[0]}
+    milliseconds = {"adamw_ms": plain, "fused_ms": fused, "ms": ours, "gradient_ms": time_gradients(name)}
+    ratios = {"ratio": ours / plain, "fused_ratio": ours / fused, "state": sizes[2] / sizes[0]}
+    return {"name": name, **milliseconds, **ratios}
+
+
+def time_gradients(name: str) -> float:
+    """Return the mean CPU milliseconds of a batch's gradients on a workload; 0 for a network that is none."""
+    if name not in WORKLOADS:
+        return 0.0
+    model, train_loss, _ = WORKLOADS[name](0)
+    start = time.process_time()
+    for _ in range(N_GRADIENTS_TIMED):
+        torch.autograd.grad(train_loss(), [*model.parameters()])
+    return 1000 * (time.process_time() - start) / N_GRADIENTS_TIMED
 
 
 def make_weights_and_gradients(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:

@@ -1,23 +1,22 @@
-"""Batches of parameters that are updated together as stacked tensors: optimizer state and update rule."""
+"""Batches of parameters whose states lie one after the other in flat tensors: optimizer state and update rule."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, get_update_intervals, rotate
+from protonet.optimizer.preconditioner import MatrixStack, adapt_step_factors, choose_basis_blocks, get_update_intervals
 from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
 SliceState = dict[str, Tensor]  #: The optimizer state of one slice, by the names of its entries.
 SCALAR_ENTRIES = ("step", "gradient_rms", "step_length")  #: Entries of a `SliceState` that are numbers, on the CPU.
+VECTOR_ENTRIES = ("log_factors", "squared_slopes")  #: Entries (eigenvectors,).
 MATRIX_ENTRIES = ("exp_avg", "slow_avg", "exp_avg_sq", "direction")  #: Entries (rows, columns), like the slice.
 
 
@@ -28,7 +27,7 @@ def list_entry_shapes(rows: int, columns: int, *, embedding: bool) -> dict[str, 
     if embedding:  # rows are seen too seldom for a mean over a long window
         shapes["slow_avg"] = (0,)
     lengths = [] if embedding else [n for _, _, n in choose_basis_blocks(rows, columns)]
-    shapes |= dict.fromkeys(("log_factors", "squared_slopes"), (sum(lengths),))
+    shapes |= dict.fromkeys(VECTOR_ENTRIES, (sum(lengths),))
     for index, n in enumerate(lengths):
         shapes |= dict.fromkeys((f"block{index}.second_moments", f"block{index}.basis"), (n, n))
     return shapes
@@ -48,170 +47,143 @@ def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool
     return state
 
 
-def is_short_vector(state: SliceState) -> bool:
-    """Test whether the slice with this state has no eigenbases and few elements, so that it is padded and stacked."""
-    if state["log_factors"].numel() or state["embedding"]:
-        return False
-    return bool(state["exp_avg"].numel() <= STEP_CONFIG.max_padded_length)
+def get_place(state: SliceState) -> tuple[int, ...]:
+    """Get the sort key of a slice in its batch: those without eigenbases come first, equal shapes are neighbours."""
+    return (int(state["log_factors"].numel() > 0), *state["exp_avg"].shape)
 
 
-@dataclass(eq=False)
 class ParameterBatch:
-    """Parameters of equal shape and settings, stacked and updated together. A slice is a parameter of one training run.
+    """Parameters of equal settings that are updated together. A slice is a parameter of one training run.
 
-    Tensors are of at least single precision and (slices, rows, columns). Convolutions are matrices, and a parameter of
-    fewer than two dimensions is one row. Short vectors may differ in length: they are rows, padded with zeros.
+    A slice is a matrix: convolutions have one row for each output, and a parameter of fewer than two dimensions is one
+    row. The entries `MATRIX_ENTRIES` of all slices lie one after the other in flat tensors, so that an operation on
+    them is one call for all: first the plain slices, which have no eigenbases, then the others, which form a
+    `MatrixStack` for each shape.
+
+    Args:
+        slice_ids: Indices of the slices.
+        states: The states of the slices in the order of `get_place`, which are copied. Either all or none are
+            embeddings, which have equal numbers of columns.
     """
 
-    slice_ids: list[int]  #: Indices of the slices.
-    shapes: list[tuple[int, int]]  #: The numbers of rows and columns of each slice.
-    is_embedding: bool  #: Whether the slices are embeddings, see `EmbeddingConfig`.
-    #: The entries `SCALAR_ENTRIES` of all slices, one entry after the other: the number of steps, the running
-    #: root mean square of the gradients, and the factor on ``direction`` in the last step. Slice states have views.
-    scalars: array[float]
-    exp_avg: Tensor  #: Adam's first moment, in the eigenbases.
-    slow_avg: Tensor  #: Gradient average over more steps, in the eigenbases; empty for embeddings.
-    exp_avg_sq: Tensor  #: Adam's second moment, in the eigenbases.
-    direction: Tensor  #: Minus the last step, in the eigenbases, divided by its step length.
-    #: (2, slices, eigenvectors of all blocks): logarithms of step size factors; averages of squared slopes.
-    eigenvector_state: Tensor
-    #: Of each `BasisBlock`: its axis, the index of its first row or column, its second moments and its basis.
-    bases: list[tuple[int, int, list[Tensor]]]
-    basis_blocks: list[BasisBlock] = field(init=False)  #: The eigenbases; the blocks of a side are consecutive.
-    blocks_by_side: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns).
-    steps: list[float] = field(init=False)  #: The parts of ``scalars`` in the present step.
-    gradient_rms: list[float] = field(init=False)
-    step_lengths: list[float] = field(init=False)
-    block_lengths: list[int] = field(init=False)  #: The number of eigenvectors of each block of each slice.
-    has_short_vectors: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
-    direction_views: list[Tensor] = field(init=False)  #: Views of ``direction`` in the shapes of the parameters.
-
-    def __post_init__(self) -> None:
-        """Make the basis blocks, and group them by axis."""
-        self._read_scalars()
-        lengths = [tensors[0].shape[2] for *_, tensors in self.bases]
-        parts = self.eigenvector_state.split(lengths, 2)
-        self.basis_blocks = [
-            BasisBlock(axis, start, *tensors, *part)
-            for (axis, start, tensors), part in zip(self.bases, parts, strict=True)
+    def __init__(self, slice_ids: list[int], states: Sequence[SliceState]) -> None:
+        self.slice_ids = slice_ids
+        self.is_embedding = bool(states[0]["embedding"])
+        #: The entries `SCALAR_ENTRIES` of the slices, (entries, slices): the number of steps, the running root mean
+        #: square of the gradients, and the factor on ``direction`` in the last step.
+        self.scalars = torch.stack([torch.stack([state[name] for state in states]) for name in SCALAR_ENTRIES])
+        self.steps, self.gradient_rms, self.step_lengths = self.scalars.tolist()  # of the present step
+        #: Of all elements, in the eigenbases: Adam's first moment, a gradient average over more steps (empty for
+        #: embeddings), Adam's second moment, and minus the last step, divided by its step length.
+        self.exp_avg, self.slow_avg, self.exp_avg_sq, self.direction = matrices = [
+            torch.cat([state[name].reshape(-1) for state in states]) for name in MATRIX_ENTRIES
         ]
-        self.blocks_by_side = [list(side) for _, side in groupby(self.basis_blocks, lambda block: block.axis)]
-        self.block_lengths = lengths * len(self.slice_ids)
-        self.has_short_vectors, self.direction_views = is_short_vector(self.get_state(0)), []
-
-    @classmethod
-    def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
-        """Build a batch of the slices ``indices`` from copies of their states, all of equal shapes."""
-        first, shapes = states[0], [(state["exp_avg"].shape[0], state["exp_avg"].shape[1]) for state in states]
-        stacked = {
-            name: _stack([state[name] for state in states], padded=name in MATRIX_ENTRIES and len({*shapes}) > 1)
-            for name in first.keys() - {"embedding", *SCALAR_ENTRIES}
-        }
-        scalars = array("d", [float(state[name]) for name in SCALAR_ENTRIES for state in states])
-        stacked["eigenvector_state"] = torch.stack([stacked.pop(name) for name in ("log_factors", "squared_slopes")])
-        embedding = bool(first["embedding"])
-        bases = [
-            (axis, start, [stacked.pop(f"block{index}.{name}") for name in ("second_moments", "basis")])
-            for index, (axis, start, _) in enumerate([] if embedding else choose_basis_blocks(*shapes[0]))
-        ]
-        return cls(indices, shapes, embedding, scalars, bases=bases, **stacked)
-
-    def _read_scalars(self) -> None:
-        """Read the lists of scalar entries, which users may have changed in the slice states."""
-        n, values = len(self.slice_ids), self.scalars.tolist()
-        self.steps, self.gradient_rms, self.step_lengths = values[:n], values[n : 2 * n], values[2 * n :]
-
-    def get_state(self, row: int) -> SliceState:
-        """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
-        rows, columns = self.shapes[row]
-        scalars = torch.frombuffer(self.scalars, dtype=torch.float64)[row :: len(self.slice_ids)]
-        state = {"embedding": torch.tensor(self.is_embedding)}
-        state |= {"log_factors": self.eigenvector_state[0, row], "squared_slopes": self.eigenvector_state[1, row]}
-        state |= dict(zip(SCALAR_ENTRIES, scalars.unbind(), strict=True))
-        for name in MATRIX_ENTRIES:
-            matrix = getattr(self, name)[row]
-            state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix
-        for index, (_, _, (second_moments, basis)) in enumerate(self.bases):
-            state |= {f"block{index}.second_moments": second_moments[row], f"block{index}.basis": basis[row]}
-        return state
-
-    def copy_slices(self, rows: Sequence[int]) -> ParameterBatch:
-        """Copy the slices with the indices ``rows`` in this batch to a new batch."""
-        index, n = torch.tensor(rows, device=self.exp_avg.device), len(self.slice_ids)
-        return ParameterBatch(
-            [self.slice_ids[row] for row in rows],
-            [self.shapes[row] for row in rows],
-            self.is_embedding,
-            array("d", [self.scalars[start + row] for start in range(0, 3 * n, n) for row in rows]),
-            eigenvector_state=self.eigenvector_state.index_select(1, index),
-            bases=[(axis, start, [x.index_select(0, index) for x in tensors]) for axis, start, tensors in self.bases],
-            **{name: getattr(self, name).index_select(0, index) for name in MATRIX_ENTRIES},
-        )
-
-    def write_slices(self, rows: Sequence[int], part: ParameterBatch) -> None:
-        """Replace the slices with the indices ``rows`` by those of ``part``, a result of `copy_slices`."""
-        index = torch.tensor(rows, device=self.exp_avg.device)
-        for entry in range(len(SCALAR_ENTRIES)):
-            for place, row in enumerate(rows):
-                self.scalars[entry * len(self.slice_ids) + row] = part.scalars[entry * len(rows) + place]
-        for name in MATRIX_ENTRIES:
-            getattr(self, name).index_copy_(0, index, getattr(part, name))
-        self.eigenvector_state.index_copy_(1, index, part.eigenvector_state)
-        for (_, _, tensors), (_, _, updated) in zip(self.bases, part.bases, strict=True):
-            for tensor, update in zip(tensors, updated, strict=True):
-                tensor.index_copy_(0, index, update)
-
-    def stack_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Stack gradients of slices: (gradients, rows, columns), which may be a view of a single gradient."""
-        _, rows, columns = self.exp_avg.shape
-        stacked = _stack(gradients, padded=self.has_short_vectors) if len(gradients) > 1 else gradients[0]
-        if self.has_short_vectors:  # some slice that has no gradient now may be the longest
-            stacked = stacked.reshape(len(gradients), 1, -1)
-            stacked = pad(stacked, (0, columns - stacked.shape[2])) if stacked.shape[2] < columns else stacked
-        return stacked.reshape(-1, rows, columns).to(self.exp_avg.dtype)
+        #: (2, eigenvectors of all slices): logarithms of step size factors; averages of squared slopes.
+        self.eigenvector_state = torch.stack([torch.cat([state[name] for state in states]) for name in VECTOR_ENTRIES])
+        #: The state of each slice: views of the tensors of the batch.
+        self.states: list[SliceState] = [{"embedding": torch.tensor(self.is_embedding)} for _ in states]
+        tensors = (*self.scalars, *matrices, *self.eigenvector_state)
+        for name, tensor in zip((*SCALAR_ENTRIES, *MATRIX_ENTRIES, *VECTOR_ENTRIES), tensors, strict=True):
+            parts = tensor.split([state[name].numel() for state in states])
+            for view, part, state in zip(self.states, parts, states, strict=True):
+                view[name] = part.view(state[name].shape)
+        self.sizes = [state["exp_avg"].numel() for state in states]  #: Numbers of elements.
+        self._factors = torch.empty_like(self.eigenvector_state[0])  # of the step sizes of eigenvectors
+        self.stacks: list[MatrixStack] = []
+        n_plain = sum(not state["log_factors"].numel() for state in states)
+        element, vector = n_elements, _ = sum(self.sizes[:n_plain]), 0
+        for shape, group in groupby(range(n_plain, len(states)), lambda row: states[row]["exp_avg"].shape):
+            rows = [*group]
+            size, n_vectors = len(rows) * shape.numel(), len(rows) * states[rows[0]]["log_factors"].numel()
+            of_stack = [matrix.narrow(0, element, size).view(-1, *shape) for matrix in matrices]
+            vectors = [
+                each.narrow(0, vector, n_vectors).view(len(rows), -1)
+                for each in (self._factors, *self.eigenvector_state)
+            ]
+            self.stacks.append(MatrixStack([states[row] for row in rows], of_stack, vectors))
+            for index, row in enumerate(rows):
+                self.states[row] |= self.stacks[-1].view_bases(index)
+            element, vector = element + size, vector + n_vectors
+        self._counts = [n_plain, *(stack.count for stack in self.stacks)]
+        to_indices = partial(torch.tensor, dtype=torch.long, device=self.exp_avg.device)
+        self._sizes = to_indices(self.sizes)
+        self._plain_square, self._plain_direction = self.exp_avg_sq[:n_elements], self.direction[:n_elements]
+        self._table_shape = (-1, states[0]["exp_avg"].shape[1])  # of all embeddings together
+        # The numbers of rows of embeddings, or of elements of other plain slices; the slice of each element.
+        self._plain_lengths = to_indices([state["exp_avg"].shape[0] for state in states])
+        if not self.is_embedding:
+            self._plain_lengths = self._sizes[:n_plain]
+            self._plain_index = torch.repeat_interleave(self._plain_lengths if n_plain > 1 else self._sizes[:0])
+        # Numbers of sides with eigenbases, of eigenvectors, and of those of each block; the block of each eigenvector.
+        of_slices = [stack for stack in self.stacks for _ in range(stack.count)]
+        self._n_sides = to_indices([len(stack.sides) for stack in of_slices])
+        self._n_eigenvectors = to_indices([state["log_factors"].numel() for state in states[n_plain:]])
+        self._block_lengths = to_indices([block.basis.shape[2] for stack in of_slices for block in stack.blocks])
+        self._block_of = torch.repeat_interleave(self._block_lengths)
 
     def update_bases(
-        self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the eigenbases with gradients (slices, rows, columns), which are not changed; ``norms`` are finite.
+        self, gradients: Sequence[Tensor | None], norms: Sequence[float | None], group: ParameterGroup
+    ) -> tuple[Tensor, Tensor]:
+        """Update the eigenbases with the gradients of the slices, which are not changed, and their finite norms.
 
-        Returns the gradients in the eigenbases, their inner products (slices,) with the last update directions, and the
-        slopes (slices, eigenvectors): the parts of the inner product of gradient and last step along each eigenvector.
+        The step size factors of eigenvectors follow. Slices without a gradient (None) are updated as if it were 0 until
+        `update_parameters` restores their states. Returns the gradients in the eigenbases (elements,), and their inner
+        products (slices,) with the last update directions.
         """
-        self._read_scalars()
-        self.steps = steps = [step + 1 for step in self.steps]
-        scales = self._update_gradient_rms(norms, self._get_betas(group)[1])
+        dtype, zero = self.direction.dtype, self.direction.new_zeros(())
+        present = [
+            zero.expand(size) if each is None else each if each.dtype == dtype else each.to(dtype)
+            for each, size in zip(gradients, self.sizes, strict=True)
+        ]
+        self._absent = {row for row, each in enumerate(gradients) if each is None}
+        self._before = [tensor.clone() for tensor in self._list_tensors()] if self._absent else []
+        steps, self.gradient_rms, self.step_lengths = self.scalars.tolist()
+        self.steps = [step + 1 for step in steps]
+        scales = self._update_gradient_rms([norm or 0.0 for norm in norms], self._get_betas(group)[1])
         if min(scales) < 1:
-            gradient = gradient * gradient.new_tensor(scales)[:, None, None]
-        if self.basis_blocks:
-            intervals = [get_update_intervals(step) for step in steps]
-            is_due = [[step == 1 or step % n == 0 for n in each] for step, each in zip(steps, intervals, strict=True)]
-            self._update_statistics(gradient, [row for row, (due, _) in enumerate(is_due) if due])
-            self._update_bases([row for row, (_, due) in enumerate(is_due) if due])
-        gradient = rotate(self.blocks_by_side, gradient)
-        products = self.direction * gradient
-        if not self.blocks_by_side:
-            return gradient, products.sum((1, 2)), self.eigenvector_state[1]
-        sums = [products.sum(3 - blocks[0].axis) for blocks in self.blocks_by_side]  # each (slices, rows or columns)
-        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.step_lengths])
+            present = [*torch._foreach_mul(present, scales)]
+        plain, *others = _split(present, self._counts)
+        stacked = [stack.stack(part) for stack, part in zip(self.stacks, others, strict=True)]
+        self._update_due_bases(stacked)
+        stacked = [stack.rotate(matrices) for stack, matrices in zip(self.stacks, stacked, strict=True)]
+        parts = [gradient.reshape(-1) for gradient in (*plain, *stacked)]
+        rotated, products = torch.cat(parts) if len(parts) > 1 else parts[0], list[Tensor]()
+        if plain:
+            products.append(self._sum_plain_products(rotated[: len(self._plain_direction)]))
+        if self.stacks:
+            sums = [stack.sum_products(matrices).view(-1) for stack, matrices in zip(self.stacks, stacked, strict=True)]
+            slopes = torch.cat(sums)
+            # Each side of a matrix has the same sum of all products.
+            products.append(_sum_slices(slopes, self._n_eigenvectors).div_(self._n_sides))
+            slopes.mul_(self._expand([-length for length in self.step_lengths], self._n_eigenvectors))
+            each_step = self._expand(self.steps, self._n_eigenvectors)
+            factors, usual = self.eigenvector_state
+            adapt_step_factors(factors, usual, slopes, self._block_lengths, self._block_of, each_step)
+        return rotated, torch.cat(products) if len(products) > 1 else products[0]
 
-    def _update_statistics(self, gradient: Tensor, rows: Sequence[int]) -> None:
-        """Update the second moments of the slices with the indices ``rows``."""
-        if not rows:
-            return
-        index = None if len(rows) == len(self.slice_ids) else torch.tensor(rows, device=gradient.device)
-        for block in self.basis_blocks:
-            block.update_statistics(gradient if index is None else gradient.index_select(0, index), index)
+    def _update_due_bases(self, gradients: Sequence[Tensor]) -> None:
+        """Update second moments and eigenbases of slices for which it is time, given the gradients of each stack."""
+        intervals = {step: get_update_intervals(step) for step in {*self.steps}}
+        due = [
+            [row not in self._absent and (step == 1 or step % n == 0) for n in intervals[step]]
+            for row, step in enumerate(self.steps)
+        ]
+        for stack, of_stack, gradient in zip(self.stacks, _split(due, self._counts)[1:], gradients, strict=True):
+            stack.update(gradient, *zip(*of_stack, strict=True))
 
-    def _update_bases(self, rows: Sequence[int]) -> None:
-        """Update the eigenbases of the slices with the indices ``rows``."""
-        if not rows:
-            return
-        part = self if len(rows) == len(self.slice_ids) else self.copy_slices(rows)
-        for block in part.basis_blocks:
-            block.update_basis((part.exp_avg, part.slow_avg, part.direction), part.exp_avg_sq)
-        if part is not self:
-            self.write_slices(rows, part)
+    def _list_tensors(self) -> list[Tensor]:
+        """List the tensors of the state that change in each step, but the bases."""
+        return [self.scalars, self.eigenvector_state, self.exp_avg, self.exp_avg_sq, self.direction, self.slow_avg]
+
+    def _restore_absent(self) -> None:
+        """Restore the states of slices that had no gradient."""
+        is_present = torch.tensor([row not in self._absent for row in range(len(self.sizes))])
+        on_device = is_present.to(self.direction.device)
+        of_elements = on_device.repeat_interleave(self._sizes)
+        of_eigenvectors = on_device[self._counts[0] :].repeat_interleave(self._n_eigenvectors)
+        masks = [is_present, of_eigenvectors, *[of_elements] * (3 if self.is_embedding else 4)]
+        for mask, tensor, old in zip(masks, self._list_tensors(), self._before, strict=False):
+            torch.where(mask, tensor, old, out=tensor)
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get Adam's two betas from a parameter group; for embeddings, the second beta is at least ``min_beta2``."""
@@ -221,8 +193,8 @@ class ParameterBatch:
     def _update_gradient_rms(self, norms: Sequence[float], beta2: float) -> list[float]:
         """Update the running RMS of each slice's gradients; return factors <= 1 that clip outlier gradients."""
         scales = list[float]()
-        for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.gradient_rms, strict=True)):
-            root, step = math.sqrt(rows * columns), self.steps[row]
+        for row, (n, step, norm, size) in enumerate(zip(self.sizes, self.steps, norms, self.gradient_rms, strict=True)):
+            root = math.sqrt(n)
             limit = STEP_CONFIG.max_gradient_rms_ratio * root * size if step > 1 else math.inf
             scales.append(limit / norm if norm > limit else 1.0)
             # The mean of ``square``, which rotations do not change.
@@ -235,99 +207,115 @@ class ParameterBatch:
     ) -> None:
         """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
         steps, (beta1, beta2) = self.steps, self._get_betas(group)
-        slow_avg_weight = 0.0 if self.is_embedding else STEP_CONFIG.slow_avg_weight
         corrections = [1 - beta2**step for step in steps]
-        scales = [(1 - slow_avg_weight) / (1 - beta1 ** (step + 1)) for step in steps]
+        # Those of the gradient average in a step, and of both averages.
+        slow_weight = 0.0 if self.is_embedding else STEP_CONFIG.slow_avg_weight
+        weights = [(1 - slow_weight) / (1 - beta1 ** (step + 1)) + slow_weight for step in steps]
         relative = STEP_CONFIG.min_relative_rms**2 + float(group["eps"]) ** 2
-        floor = _stack_numbers(
+        floors = self.direction.new_tensor(
             [
                 correction * relative * size**2 + STEP_CONFIG.min_squared_rms
                 for correction, size in zip(corrections, self.gradient_rms, strict=True)
-            ],
-            rotated,
+            ]
         )
-        mean = self.exp_avg.lerp_(rotated, 1 - beta1)
-        square = self.exp_avg_sq.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
-        direction = torch.lerp(rotated, mean, beta1, out=self.direction)
+        self.exp_avg.lerp_(rotated, 1 - beta1)
+        self.exp_avg_sq.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
+        torch.lerp(rotated, self.exp_avg, beta1, out=self.direction)
         if self.is_embedding:
-            # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
-            # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
-            sums = rotated.square().sum(2)  # (slices, rows); rows without a gradient have 0
-            usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
-            frequencies = [EMBEDDING.pseudo_gradient_frequency * correction for correction in corrections]
-            floor = floor + _stack_numbers(frequencies, rotated) * usual[:, None, None]
+            floors += self._compute_table_floors(rotated, corrections)
         else:
             divisor = STEP_CONFIG.slow_avg_weight_divisor
-            slow_avg = self.slow_avg.lerp_(
-                rotated, _stack_numbers([divisor / (step + divisor - 1) for step in steps], rotated)
-            )
-            weights = _stack_numbers([slow_avg_weight / scale for scale in scales], rotated)
-            if isinstance(weights, float):
-                direction.add_(slow_avg, alpha=weights)
-            else:
-                direction.addcmul_(slow_avg, weights)
-        direction.mul_((square + floor).rsqrt_())
-        if self.blocks_by_side:
-            factors, offset = self.eigenvector_state[0].exp(), 0
-            for axis in (blocks[0].axis for blocks in self.blocks_by_side):
-                direction.mul_(factors.narrow(1, offset, direction.shape[axis]).unsqueeze(3 - axis))
-                offset += direction.shape[axis]
+            self.slow_avg.lerp_(rotated, self._expand([divisor / (step + divisor - 1) for step in steps], self._sizes))
+            self.direction.lerp_(self.slow_avg, self._expand([slow_weight / weight for weight in weights], self._sizes))
+        floor, *stack_floors = floors.split_with_sizes(self._counts)
+        self._plain_direction.mul_(self._add_plain_floors(floor).rsqrt_())
+        torch.exp(self.eigenvector_state[0], out=self._factors)
+        for stack, floor in zip(self.stacks, stack_floors, strict=True):
+            stack.scale_direction(floor[:, None, None])
         max_step = (EMBEDDING if self.is_embedding else STEP_CONFIG).max_weight_change
         step_size_factor = EMBEDDING.step_size_factor if self.is_embedding else 1.0
-        sizes = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
+        step_sizes = [min(max_step, step_size_factor * float(group["lr"]) * rate) for rate in rates]
         self.step_lengths = [
-            scale * math.sqrt(correction) * size
-            for scale, correction, size in zip(scales, corrections, sizes, strict=True)
+            weight * math.sqrt(correction) * size
+            for weight, correction, size in zip(weights, corrections, step_sizes, strict=True)
         ]
-        self.scalars[:] = array("d", [*steps, *self.gradient_rms, *self.step_lengths])
-        self._decay_weights(sizes, parameters, group)
-        self._subtract_update(rotate(self.blocks_by_side, direction, back=True), parameters)
+        self.scalars.copy_(self.scalars.new_tensor([steps, self.gradient_rms, self.step_lengths]))
+        self._decay_weights(step_sizes, parameters, group)
+        self._subtract_update(parameters)
+        if self._absent:
+            self._restore_absent()
 
-    def _decay_weights(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
+    def _sum_plain_products(self, gradient: Tensor) -> Tensor:
+        """Compute the inner products (slices,) of gradients and last update directions of plain slices."""
+        if not self.is_embedding:
+            return _sum_slices(self._plain_direction * gradient, self._plain_lengths)
+        tables = (flat.split_with_sizes(self.sizes) for flat in (self._plain_direction, gradient))
+        return torch.stack([direction.dot(table) for direction, table in zip(*tables, strict=True)])
+
+    def _add_plain_floors(self, floors: Tensor) -> Tensor:
+        """Add the floor of each plain slice (slices,) to second moments."""
+        if len(floors) == 1:
+            return self._plain_square + floors
+        if not self.is_embedding:
+            return self._plain_square + floors.index_select(0, self._plain_index)
+        sums = self._plain_square.clone()
+        torch._foreach_add_(sums.split_with_sizes(self.sizes), [*floors.unbind()])
+        return sums
+
+    def _compute_table_floors(self, gradient: Tensor, corrections: Sequence[float]) -> Tensor:
+        """Compute what is added to the second moments of embeddings (slices,), so that rare rows take short steps."""
+        # As if gradients of average size came to every row now and then. With the longest step of 0.03, this raises
+        # the ratio on tables alone from 0.39 to 0.64 (docs/decisions/optimizer-form.md).
+        sums = gradient.view(self._table_shape).square().sum(1)  # (rows of all slices,)
+        counts = _sum_slices((sums > 0).to(sums.dtype), self._plain_lengths)  # of rows with a gradient
+        usual = _sum_slices(sums, self._plain_lengths).div_(counts.clamp_(min=1).mul_(self._table_shape[1]))
+        return usual.mul_(usual.new_tensor(corrections)).mul_(EMBEDDING.pseudo_gradient_frequency)
+
+    def _decay_weights(self, step_sizes: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Apply weight decay to matrices, given the step size of each slice.
 
         Below the usual step size, the decay falls with the cube of the step size, so that weights can converge.
         """
         weight_decay = float(group["weight_decay"]) * (EMBEDDING.weight_decay_factor if self.is_embedding else 1.0)
-        if not weight_decay:
+        rows = [row for row, p in enumerate(parameters) if p.ndim > 1 and row not in self._absent]
+        if not weight_decay or not rows:
             return
         # A decay in proportion to the step pulls each weight off the minimum as long as steps last. Steps along
         # eigenvectors have equal length, so the pull exceeds small slopes. Few rows need decay while steps are long,
         # and the square keeps it there (docs/decisions/optimizer-decay.md).
-        for p, step in zip(parameters, steps, strict=True):
-            if p.ndim > 1:
-                p.mul_(1 - step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay)
+        decays = [step * min(1.0, step / STEP_SIZE.usual_step_size) ** 2 * weight_decay for step in step_sizes]
+        for decay in {decays[row] for row in rows}:
+            matrices = [parameters[row] for row in rows if decays[row] == decay]
+            torch._foreach_add_(matrices, matrices, alpha=-decay)
 
-    def _subtract_update(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Subtract an update (slices, rows, columns), times the step length of each slice, from the parameters."""
-        alike = len({*self.step_lengths}) == 1
+    def _subtract_update(self, parameters: Sequence[Tensor]) -> None:
+        """Subtract the update directions, times the step length of each slice, from the parameters."""
+        updates = [*self._plain_direction.split_with_sizes(self.sizes[: self._counts[0]])]
+        for stack in self.stacks:
+            updates += stack.rotate(stack.direction, back=True).unbind()
+        rows = [row for row in range(len(updates)) if row not in self._absent]
+        parameters, lengths = [parameters[row] for row in rows], [self.step_lengths[row] for row in rows]
+        updates = [updates[row].view(p.shape) for row, p in zip(rows, parameters, strict=True)]
+        alike = len({*lengths}) == 1
         if not alike:
-            update = _multiply_slices(update, self.step_lengths)
-        views = self.direction_views if update is self.direction else []
-        if not views:
-            views = [
-                (row.view(-1)[: p.numel()] if self.has_short_vectors else row).view(p.shape)
-                for row, p in zip(update.unbind(), parameters, strict=True)
-            ]
-        if update is self.direction:
-            self.direction_views = views
-        torch._foreach_add_([*parameters], views, alpha=-self.step_lengths[0] if alike else -1.0)
+            updates = [*torch._foreach_mul(updates, lengths)]
+        torch._foreach_add_(parameters, updates, alpha=-lengths[0] if alike else -1.0)
+
+    def _expand(self, values: Sequence[float], lengths: Tensor) -> float | Tensor:
+        """Return the value that all slices share, or repeat the values of the last slices by ``lengths``."""
+        if len({*values}) == 1:
+            return values[0]
+        return self.direction.new_tensor(values[-len(lengths) :]).repeat_interleave(lengths)
 
 
-def _stack_numbers(values: Sequence[float], like: Tensor) -> float | Tensor:
-    """Return the value if all are the same, else a tensor (values, 1, 1), which takes longer to compute with."""
-    return values[0] if len({*values}) == 1 else like.new_tensor(values)[:, None, None]
+def _split(values: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
+    """Split a sequence into parts of these lengths."""
+    return [values[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
 
 
-def _stack(tensors: Sequence[Tensor], *, padded: bool = False) -> Tensor:
-    """Stack tensors of one shape; if ``padded``, flatten and zero-pad tensors of any shape: (tensors, 1, length)."""
-    if padded:
-        return pad_sequence([tensor.reshape(-1) for tensor in tensors], batch_first=True)[:, None]
-    return torch.stack([*tensors])
-
-
-def _multiply_slices(stacked: Tensor, factors: Sequence[float]) -> Tensor:
-    """Multiply each slice of a tensor (slices, ...) by its factor."""
-    if len({*factors}) == 1:
-        return stacked * factors[0]
-    return stacked * stacked.new_tensor(factors).view(-1, *[1] * (stacked.ndim - 1))
+def _sum_slices(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sum values (n,) of slices with these numbers of values, one slice after the other: (slices,)."""
+    # The sum of a single slice is several times faster than a segment.
+    if len(lengths) == 1:
+        return values.sum(0, keepdim=True)
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)

@@ -142,9 +142,9 @@ class CustomOptimizer(torch.optim.Optimizer):
         Entries that users have added remain.
         """
         for batch in batches:
-            for row, index in enumerate(batch.slice_ids):
-                self._views[index] = batch.get_state(row)
-                self.state[self._entries[2 * index]].update(self._views[index])
+            for index, state in zip(batch.slice_ids, batch.states, strict=True):
+                self._views[index] = state
+                self.state[self._entries[2 * index]].update(state)
 
     # A compiled function calls it as it is: a step depends on the values of gradients. torch's public name for this
     # would import the compiler with this module.

@@ -41,7 +41,6 @@ class StepConfig:
     min_relative_rms: float = 1e-2
     max_gradient_rms_ratio: float = 10.0  #: Gradients are clipped at this multiple of their running RMS.
     min_squared_rms: float = 1e-30  #: Minimum of the squared running RMS, against division by zero.
-    max_padded_length: int = 256  #: Maximum length of vectors that are padded and stacked.
     max_batch_elements: int = 2**18  #: Maximum elements of a batch; more would not fit in a CPU cache.
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, is_short_vector
-from protonet.optimizer.preconditioner import adapt_step_factors
+from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, get_place
 from protonet.optimizer.search import OptimizerRun
 from protonet.optimizer.settings import EMBEDDING, STEP_CONFIG, STEP_SIZE, ParameterGroup
 
@@ -32,12 +31,12 @@ class Stepper:
         self.sharded = sharded
         self.slices: list[tuple[Tensor, ParameterGroup]] = []
         self.batches: list[ParameterBatch] = []
-        #: By device: the lengths of the blocks whose factors moved last, also as a tensor; the block of each direction.
-        self._layouts: dict[torch.device, tuple[list[int], Tensor, Tensor]] = {}
 
     def step(self, gradients: dict[int, Tensor]) -> None:
         """Take one step, given the gradient of each slice by its index; skip runs that have a non-finite gradient."""
-        active, stacks, norms = self._stack_grads(gradients)
+        gradients = {index: each.float() if each.dtype.itemsize < 4 else each for index, each in gradients.items()}
+        each_norm = torch._foreach_norm([*gradients.values()]) if gradients else []
+        norms = dict(zip(gradients, _to_floats(each_norm), strict=True))
         bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
         if self.sharded:
             bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
@@ -47,38 +46,41 @@ class Stepper:
             gradients = {index: gradient for index, gradient in gradients.items() if index % len(self.runs) not in bad}
             if not gradients:
                 return
-            active, stacks, norms = self._stack_grads(gradients)
-        known = {batch.slice_ids[row] for batch, rows in active for row in rows}
-        if new := [index for index, norm in norms.items() if norm and index not in known]:
+        known = {index for batch in self.batches for index in batch.slice_ids}
+        if new := [index for index in gradients if norms[index] and index not in known]:
             self.add_states({index: self._create_state(index, gradients[index]) for index in new})
-            active, stacks, norms = self._stack_grads(gradients)
-        self._update_parameters(active, stacks, norms)
+        self._update_parameters(gradients, {index: norms[index] for index in gradients})
 
     def add_states(self, states: dict[int, SliceState]) -> None:
-        """Group slices of equal shape and settings into batches, given the state of each slice by its index."""
+        """Group slices of equal settings into batches, given the state of each slice by its index."""
         alike = defaultdict[Any, dict[int, SliceState]](dict)
         for index, state in states.items():
             alike[self._get_kind(index, state)][index] = state
         batches, self.batches = self.batches, []
         for batch in batches:
-            members = alike.get(self._get_kind(batch.slice_ids[0], batch.get_state(0)))
-            # A batch that cannot take a second slice stays as it is, which saves a copy.
-            if members is None or 2 * batch.exp_avg[0].numel() > STEP_CONFIG.max_batch_elements:
-                self.batches.append(batch)
+            kind = self._get_kind(batch.slice_ids[0], batch.states[0])
+            if kind in alike:
+                alike[kind] |= zip(batch.slice_ids, batch.states, strict=True)
             else:
-                members |= {index: batch.get_state(row) for row, index in enumerate(batch.slice_ids)}
+                self.batches.append(batch)
         for members in alike.values():
-            largest = max(state["exp_avg"].numel() for state in members.values())
-            indices, count = sorted(members), max(1, STEP_CONFIG.max_batch_elements // largest)
-            for start in range(0, len(indices), count):
-                part = indices[start : start + count]
-                self.batches.append(ParameterBatch.from_states(part, [members[index] for index in part]))
+            sizes = {index: state["exp_avg"].numel() for index, state in members.items()}
+            part, total = list[int](), 0
+            for index in sorted(members, key=lambda index: (*get_place(members[index]), index)):
+                if part and total + sizes[index] > STEP_CONFIG.max_batch_elements:
+                    self.batches.append(ParameterBatch(part, [members[index] for index in part]))
+                    part, total = [], 0
+                part.append(index)
+                total += sizes[index]
+            self.batches.append(ParameterBatch(part, [members[index] for index in part]))
 
     def _get_kind(self, index: int, state: SliceState) -> Any:
         """Get what the slices of a batch have in common."""
         p, group = self.slices[index]
-        layout = "short" if is_short_vector(state) else tuple(p.shape)
-        return layout, p.dtype, p.device, id(group), bool(state["embedding"]), state["exp_avg"].dtype
+        matrix, columns = state["exp_avg"], state["exp_avg"].shape[1] if state["embedding"] else None
+        # A large one is alone, so that it is not copied when others join.
+        alone = index if matrix.numel() > STEP_CONFIG.max_batch_elements else None
+        return alone, columns, p.dtype, p.device, id(group), matrix.dtype
 
     def _create_state(self, index: int, gradient: Tensor) -> SliceState:
         """Create the state of a parameter slice; zero rows of its first gradient show that it is an embedding table."""
@@ -87,40 +89,18 @@ class Stepper:
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_zero_row_fraction)
         return create_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 
-    def _stack_grads(
-        self, gradients: dict[int, Tensor]
-    ) -> tuple[list[tuple[ParameterBatch, list[int]]], list[Tensor], dict[int, float]]:
-        """Stack the gradients of each batch.
-
-        Returns the batches that have gradients, each with the rows of slices that have one; their stacked gradients;
-        and the gradients' norms by slice index, also of slices that have no state yet.
-        """
-        rows_of = [[row for row, n in enumerate(batch.slice_ids) if n in gradients] for batch in self.batches]
-        active = [(batch, rows) for batch, rows in zip(self.batches, rows_of, strict=True) if rows]
-        stacks = [batch.stack_gradients([gradients[batch.slice_ids[row]] for row in rows]) for batch, rows in active]
-        indices = [batch.slice_ids[row] for batch, rows in active for row in rows]
-        known = {*indices}
-        new = [index for index in gradients if index not in known]
-        norms = [torch.linalg.vector_norm(stack, dim=(1, 2)) for stack in stacks]
-        for index in new:
-            dtype = torch.promote_types(gradients[index].dtype, torch.float32)
-            norms.append(torch.linalg.vector_norm(gradients[index], dtype=dtype)[None])
-        return active, stacks, dict(zip(indices + new, _to_floats(norms), strict=True))
-
-    def _update_parameters(
-        self, stored: list[tuple[ParameterBatch, list[int]]], stacks: list[Tensor], norms: dict[int, float]
-    ) -> None:
-        """Adapt step sizes to the stacked gradients ``stacks``, and update the parameters of batches that have some.
+    def _update_parameters(self, gradients: dict[int, Tensor], norms: dict[int, float]) -> None:
+        """Adapt step sizes to the gradients, and update the parameters that have a state and a gradient.
 
         Slices of a batch go on as one after some of them had no gradient: they only differ in their numbers of steps.
         """
-        active = [batch if len(rows) == len(batch.slice_ids) else batch.copy_slices(rows) for batch, rows in stored]
+        active = [batch for batch in self.batches if not gradients.keys().isdisjoint(batch.slice_ids)]
         groups = [self.slices[batch.slice_ids[0]][1] for batch in active]
         observed = [
-            batch.update_bases(stack, [norms[index] for index in batch.slice_ids], group)
-            for batch, stack, group in zip(active, stacks, groups, strict=True)
+            batch.update_bases([*map(gradients.get, batch.slice_ids)], [*map(norms.get, batch.slice_ids)], group)
+            for batch, group in zip(active, groups, strict=True)
         ]
-        products = iter(_to_floats([products for _, products, _ in observed]))
+        products = iter(_to_floats([products for _, products in observed]))
         # By run and slice: slope, learning rate, a scheduler's factor, largest rate, whether it is not an embedding.
         statistics: dict[int, list[list[float]]] = defaultdict(list)
         for batch, group in zip(active, groups, strict=True):
@@ -130,7 +110,9 @@ class Stepper:
             max_step /= EMBEDDING.step_size_factor if batch.is_embedding else 1.0
             shared = [lr, factor, max_step / (lr or 1.0), float(not batch.is_embedding)]
             for index, length in zip(batch.slice_ids, batch.step_lengths, strict=True):
-                statistics[index % len(self.runs)].append([-length * next(products), *shared])
+                product = next(products)
+                if index in gradients:
+                    statistics[index % len(self.runs)].append([-length * product, *shared])
         if self.sharded:
             reduced = _reduce_statistics(statistics[0] or [STATISTICS_WITHOUT_GRADIENTS])
             statistics = {0: self._gather_from_processes(reduced)}
@@ -139,39 +121,12 @@ class Stepper:
             if max_rate:  # some process has gradients
                 self.runs[index].adapt_rate(slope, lr or 1.0, factor)
                 self.runs[index].cap_rate(max_rate, embeddings_alone=not others)
-        self._adapt_eigenvector_factors(active, [slopes for *_, slopes in observed])
         rates = [run.rate * run.annealing_factor(run.steps) for run in self.runs]
-        for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
+        for batch, group, (rotated, _) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.slice_ids]
             batch.update_parameters(rotated, [rates[i % len(rates)] for i in batch.slice_ids], parameters, group)
-        for (batch, rows), part in zip(stored, active, strict=True):
-            if part is not batch:
-                batch.write_slices(rows, part)
         for index, observations in statistics.items():
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in observations)
-
-    def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
-        """Update the step size factors of eigenvectors, given each batch's slopes along eigenvectors."""
-        alike = defaultdict[Any, list[int]](list)
-        for position, batch in enumerate(active):
-            if batch.basis_blocks:
-                steps = {*batch.steps}
-                same = steps.pop() if len(steps) == 1 else None
-                alike[same, batch.eigenvector_state.dtype, batch.eigenvector_state.device].append(position)
-        for (same, *_), positions in alike.items():
-            batches = [active[position] for position in positions]
-            factors = [batch.eigenvector_state.view(2, -1) for batch in batches]
-            joint = torch.cat(factors, 1)  # (2, directions of all)
-            block_lengths = [n for batch in batches for n in batch.block_lengths]
-            if joint.device not in self._layouts or self._layouts[joint.device][0] != block_lengths:
-                lengths = torch.tensor(block_lengths, device=joint.device)
-                block_of = torch.repeat_interleave(lengths, output_size=joint.shape[1])
-                self._layouts[joint.device] = block_lengths, lengths, block_of
-            statistics = torch.cat([slopes[position].view(-1) for position in positions])
-            _, lengths, block_of = self._layouts[joint.device]
-            each = [step for batch in batches for step in batch.steps for _ in batch.basis_blocks]
-            adapt_step_factors(joint[0], joint[1], statistics, lengths, block_of, each if same is None else [same])
-            torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
     def _gather_from_processes(self, values: Sequence[float]) -> list[list[float]]:
         """Gather a list of numbers from each process of torch's default group; return one list for each process."""
@@ -191,9 +146,11 @@ def _reduce_statistics(statistics: Sequence[list[float]]) -> list[float]:
     return [math.fsum(slopes), *map(max, others)]
 
 
-def _to_floats(rows: Sequence[Tensor]) -> list[float]:
-    """Convert tensors (n,) to one list of floats, with a single transfer from the device."""
-    floats: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
+def _to_floats(tensors: Sequence[Tensor]) -> list[float]:
+    """Convert tensors (n,) or () to one list of floats, with a single transfer from a device."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    floats: list[float] = torch.hstack([*tensors]).tolist() if tensors else []
     return floats
 
 
