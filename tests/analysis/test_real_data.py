@@ -392,10 +392,12 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
-    methods = ["words", "none", measure.CLASS_CODES, measure.LOGISTIC, measure.TFIDF]
+    methods = ["words", "none", measure.CLASS_CODES, measure.LOGISTIC, measure.LOGISTIC_NAMES]
+    methods += [measure.TFIDF]
     assert [method for shots, method in row_of if shots == 5] == methods
     assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
     assert row_of[5, "words"]["percent"] >= 75
+    assert row_of[5, measure.LOGISTIC_NAMES]["percent"] >= 75
     assert all(row["seconds"] >= 0 for row in rows)
     journal = Path("state.jsonl").read_bytes()
     assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0
