@@ -30,6 +30,7 @@ myst_heading_anchors = 4
 
 # Notebooks have outputs, which `tests/docs/test_gallery.py` compares with a run.
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # with tables
 # Outputs, which are text, have no copy button.
 copybutton_selector = "div.highlight-sh pre, div.highlight-python pre, div.highlight-ipython3 pre"
 

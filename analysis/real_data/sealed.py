@@ -2,9 +2,10 @@
 
 `sealed.csv` lists the sets: repository, commit, path, target. These rules were written before anything was measured:
 
-- Repositories: unread ones with tables of other topics than the textbooks'. At most ten tables of each.
-- Tables: files that the study `raw-tables` finds, in the order of a hash of their path, if a word such as "type" or
-  "status" is in the target's name. Copies of development sets, by the file's name, are left out.
+- Repositories: unread ones of newsrooms, researchers and teachers. At most ten tables of each, 60 in all.
+- Tables: files that the study `raw-tables` finds, with the target that its rule chooses, in the order of a hash of
+  their path; first those with a word such as "type" or "status" in the target's name. Targets that are dates or
+  identifiers, and files that have the name of a development set or of a textbook's table, are left out.
 - Classes: the largest, eight at most, of at least 25 rows.
 - Splits: half of each class may be training rows. 5 and 20 labelled rows per class (or that half), three splits, and
   at most 200 test rows of natural frequencies.
