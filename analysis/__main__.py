@@ -24,7 +24,7 @@ STUDIES = {
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
     "raw-tables": ("real_data.raw_tables", "the commands on raw tables of public repositories, beside skrub"),
-    "sealed": ("real_data.sealed", "a collection that nobody had read: tables, texts, pictures, series, measured once"),
+    "sealed": ("real_data.sealed", "unread tables, texts, pictures and series, measured once"),
     "mixed": ("real_data.mixed", "the solver, pipelines and boosters on few rows of mixed tables"),
     "parts": ("real_data.parts", "what each part of the search brings in accuracy, log-loss and time"),
     "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),

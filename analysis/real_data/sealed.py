@@ -1,4 +1,4 @@
-"""Measure a sealed collection once: tables, texts, pictures and series of public repositories that nobody had read.
+"""Measure a sealed collection once: tables, texts, pictures and series of unread public repositories.
 
 `sealed.csv` lists the sets: repository, commit, path, target. These rules were written before anything was measured:
 
@@ -99,8 +99,8 @@ class SealedRows(NamedTuple):
     """The rows of a set: their labels, and the content that their kind of set needs."""
 
     items: measure.ItemDataset  #: Labels, and texts or paths of pictures.
-    table: tuple[list[str], Any, bool] | None = None  #: Of a table: its lines, data frame, whether it has no header.
-    rows: np.ndarray | None = None  #: Of a table, the indices of the rows that have a class; of series, their values.
+    table: tuple[list[str], Any, bool] | None = None  #: A table's lines, data frame, and whether it has no header.
+    rows: np.ndarray | None = None  #: The indices of a table's rows that have a class; or the values of series.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def _call_git(clone: Path, *words: str) -> bytes:
 
 
 def _load_pictures(clone: Path, item: SealedSet, build: Path) -> measure.ItemDataset:
-    """Write the pictures of a set to a folder: of each class the first ones by their paths."""
+    """Write the pictures of a set to a folder: the first ones of each class by their paths."""
     max_class_pictures = 60  # an embedding takes 0.2 s
     listed = _call_git(clone, "ls-tree", "-r", "-z", "--name-only", item.commit).decode().split("\0")
     matches = [(name, match[1]) for name in sorted(listed) if (match := re.fullmatch(item.path, name))]
@@ -252,8 +252,8 @@ def measure_table(content: SealedRows, item: SealedSet, split: measure.RowSplit,
     with tempfile.TemporaryDirectory() as build:
         train_path, test_path = (Path(build, f"{name}{Path(run.path).suffix}") for name in ("train", "test"))
         for path, rows in ((train_path, train), (test_path, test)):
-            kept = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
-            path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+            chosen = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
+            path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
         table = raw_tables.RawTable(run.path, item.target, run.shots, no_header)
         return 100 * raw_tables.score_commands(train_path, test_path, table)
 

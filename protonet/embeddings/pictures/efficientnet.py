@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 SIDE = 260  #: Pixels per side of the network's input.
 WIDTH = 1280  #: Channels of the feature maps.
-#: Of each stage: blocks, kernel, stride of the first block, expansion, and output channels.
+#: Stages: blocks, kernel, stride of the first block, expansion, and output channels.
 STAGES = (
     (1, 3, 1, 1, 16),
     (3, 3, 2, 6, 24),
