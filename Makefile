@@ -49,11 +49,11 @@ pythons:
 	.ci/pythons
 
 # Debian ships Python without ensurepip unless python3-venv is installed; virtualenv works as well. The tests also run
-# with the packages of single studies (dask, easyfsl).
+# with the packages of single studies (dask, bench, easyfsl).
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: Python 3.10 or newer is needed; set PYTHON=python3.x" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { echo "make: cannot make an environment; try: apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,dask]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,dask,bench]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps easyfsl==1.5.0
 	@touch $@
 

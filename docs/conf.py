@@ -21,15 +21,20 @@ from protonet.episodes.methods import METHODS  # noqa: E402 - needs the path
 project = "protonet"
 author = "the protonet authors"
 release = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[0]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 suppress_warnings: list[str] = []
 
 # Headings get anchors, so that a link to a missing heading is an error.
 myst_heading_anchors = 4
 
+# Notebooks have outputs, which `tests/docs/test_gallery.py` compares with a run.
+nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # with tables
+# Outputs, which are text, have no copy button.
+copybutton_selector = "div.highlight-sh pre, div.highlight-python pre, div.highlight-ipython3 pre"
+
 # The reference is made from the docstrings of public names.
-add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -46,6 +51,7 @@ napoleon_use_ivar = True
 # References to other packages are not checked: their inventories are on the network, and the site is built offline.
 nitpicky = True
 OUTSIDE = (
+    "abc",
     "argparse",
     "collections",
     "matplotlib",
@@ -185,6 +191,11 @@ def shorten_defaults(
     return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", re.sub(r"<[^<>]*>", "...", signature)), returned
 
 
+def locate_source(app: Any, modname: str, attribute: str) -> str | None:
+    """Return the module of a bounded type, whose ``__module__`` is that of the number: ``builtins``."""
+    return modname if attribute in BOUNDED else None
+
+
 def skip_member(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
     """Skip the methods that scikit-learn generates for metadata routing."""
     return True if re.fullmatch(r"set_\w+_request", name) else None
@@ -202,3 +213,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", restore_attributes, priority=600)
     app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("viewcode-follow-imported", locate_source)

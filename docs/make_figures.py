@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -16,40 +16,57 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parents[1]
-BLUE, ORANGE, GREEN, RED, GREY = "#1f5fa8", "#d97706", "#2e7d32", "#b3261e", "#6b7280"
+
+
+class Palette(NamedTuple):
+    """Colours of a figure on a light or a dark page."""
+
+    blue: str
+    orange: str
+    green: str
+    red: str
+    grey: str
+    text: str
+    page: str
+
+
+LIGHT = Palette("#1f5fa8", "#d97706", "#2e7d32", "#b3261e", "#6b7280", "black", "white")
+DARK = Palette("#7fb2ee", "#f5a742", "#7cc47f", "#f2867e", "#a3abb8", "#e6e6e6", "#131416")  # furo's dark page
 #: Data sets whose features are in an order, such as pixels and time series, where pattern views lead by far.
 ORDERED = ("glyphs", "OSULeaf", "BasicMotions", "PickupGesture")
 METHODS = {
-    "left-out": ("protonet", BLUE),
-    "trees": ("extra trees", GREEN),
-    "svm": ("RBF SVM", ORANGE),
-    "logistic": ("logistic regression", RED),
-    "cosine": ("cosine to class means", GREY),
+    "left-out": ("protonet", LIGHT.blue),
+    "trees": ("extra trees", LIGHT.green),
+    "svm": ("RBF SVM", LIGHT.orange),
+    "logistic": ("logistic regression", LIGHT.red),
+    "cosine": ("cosine to class means", LIGHT.grey),
 }
 
 
-def draw_idea() -> Figure:
+def draw_idea(colours: Palette) -> Figure:
     """Draw how a row becomes an embedding, and how prototypes classify it."""
     figure = Figure(figsize=(9, 2.9))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 90), ylim=(0, 29), aspect="equal")
     axes.set_axis_off()
-    _box(axes, 1, 10.5, 15, 8, "a row: numbers,\ntext, a picture", GREY)
+    _box(axes, 1, 10.5, 15, 8, "a row: numbers,\ntext, a picture", colours.grey)
     views = ("linear maps", "kernels", "patterns", "decision forest", "tabular transformer", "small MLP")
     for index, name in enumerate(views):
         top = 23.2 - 4 * index
-        _box(axes, 24, top, 17, 3.2, name, BLUE)
-        _arrow(axes, (16.4, 14.5), (23.6, top + 1.6))
-        _arrow(axes, (41.4, top + 1.6), (47.6, 14.5))
-    axes.text(32.5, 27.5, "views, weighted by cross-validation", ha="center", va="center", fontsize=8, color=BLUE)
-    _box(axes, 48, 10.5, 11, 8, "embedding\nof length 1", GREY)
-    _arrow(axes, (59.4, 14.5), (61.9, 14.5))
+        _box(axes, 24, top, 17, 3.2, name, colours.blue)
+        _arrow(axes, colours, (16.4, 14.5), (23.6, top + 1.6))
+        _arrow(axes, colours, (41.4, top + 1.6), (47.6, 14.5))
+    heading = "views, weighted by cross-validation"
+    axes.text(32.5, 27.5, heading, ha="center", va="center", fontsize=8, color=colours.blue)
+    _box(axes, 48, 10.5, 11, 8, "embedding\nof length 1", colours.grey)
+    _arrow(axes, colours, (59.4, 14.5), (61.9, 14.5))
     centre = np.array([73.0, 14.5])
-    axes.add_patch(Circle(tuple(centre), 10.5, fill=False, color=GREY, linewidth=1))
-    for angle, label, colour in ((65, "class A", ORANGE), (-40, "class B", GREEN), (140, "new class", RED)):
+    axes.add_patch(Circle(tuple(centre), 10.5, fill=False, color=colours.grey, linewidth=1))
+    classes = ((65, "class A", colours.orange), (-40, "class B", colours.green), (140, "new class", colours.red))
+    for angle, label, colour in classes:
         _spread_class(axes, centre, angle, label, colour)
     query = centre + 10.5 * _direction(38)
-    _arrow(axes, tuple(centre), tuple(query))
+    _arrow(axes, colours, tuple(centre), tuple(query))
     axes.text(*(centre + 12.2 * _direction(36)), "?", fontsize=11, ha="center", va="center")
     axes.text(73, 1.3, "the nearest prototype (star) by cosine", ha="center", va="center", fontsize=8)
     return figure
@@ -90,8 +107,8 @@ def _box(axes: Axes, x: float, y: float, width: float, height: float, text: str,
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8)
 
 
-def _arrow(axes: Axes, start: tuple[float, ...], end: tuple[float, ...]) -> None:
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=7, color=GREY, linewidth=0.8))
+def _arrow(axes: Axes, colours: Palette, start: tuple[float, ...], end: tuple[float, ...]) -> None:
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=7, color=colours.grey, linewidth=0.8))
 
 
 def _direction(degrees: float) -> np.ndarray:
@@ -114,8 +131,15 @@ def main() -> None:
     mpl.rcParams["svg.fonttype"] = "none"
     mpl.rcParams["font.family"] = "sans-serif"
     rows = json.loads((ROOT / "analysis" / "results" / "robustness.json").read_text(encoding="utf-8"))
-    for name, figure in (("idea", draw_idea()), ("accuracy", draw_accuracy(rows))):
-        figure.savefig(ROOT / "docs" / "_static" / f"{name}.svg", metadata={"Date": None}, facecolor="white")
+    _save(draw_accuracy(rows), "accuracy", LIGHT)
+    for name, colours in (("idea", LIGHT), ("idea-dark", DARK)):
+        with mpl.rc_context({"text.color": colours.text}):
+            _save(draw_idea(colours), name, colours)
+
+
+def _save(figure: Figure, name: str, colours: Palette) -> None:
+    path = ROOT / "docs" / "_static" / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None}, facecolor=colours.page)
 
 
 if __name__ == "__main__":

