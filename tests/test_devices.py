@@ -100,7 +100,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
         for module in network.modules():
             parts: Any = (module._buffers, module._parameters)
             for tensors in parts:
-                tensors.update({name: value.detach().to(AWAY) for name, value in tensors.items()})
+                tensors.update({name: value.detach().to(AWAY) for name, value in tensors.items() if value is not None})
     uses: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
         lambda x, y, rows: network(x),
         lambda x, y, rows: (network.set_prototypes(x, y, torch.ones_like(y).double()), network(x))[1],

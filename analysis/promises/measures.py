@@ -192,7 +192,7 @@ def measure_versions() -> Figures:
 
 
 #: Extras of developers and of studies, and `words`, which needs NumPy 2 and thus a newer torch.
-UNTESTED_EXTRAS = {"words", "robustness", "analysis", "docs", "dev", "all"}
+UNTESTED_EXTRAS = {"words", "robustness", "analysis", "bench", "docs", "dev", "all"}
 
 
 def list_untested_minimums() -> list[str]:

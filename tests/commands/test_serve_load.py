@@ -126,10 +126,10 @@ def test_texts_of_concurrent_requests_are_encoded_together(path: Path, monkeypat
     one_by_one, all_wait = TablePipeline.encode, Barrier(20)
     monkeypatch.setattr(TablePipeline, "column_modalities", property(lambda self: ["text"] * 3))  # they are slow
 
-    def encode(self: TablePipeline, block: RowBlock, argument: str = "path") -> np.ndarray:
+    def encode(self: TablePipeline, block: RowBlock, argument: str = "path", *, keep_gaps: bool = False) -> np.ndarray:
         sizes.append(len(block.positions))
         time.sleep(0.05)
-        return one_by_one(self, block, argument)
+        return one_by_one(self, block, argument, keep_gaps=keep_gaps)
 
     monkeypatch.setattr(TablePipeline, "encode", encode)
 
