@@ -341,7 +341,7 @@ class TablePipeline(Model):
             InputError: A feature is so large that the embedding of its row overflows.
         """
         mask = np.zeros(len(x), bool) if uninformative_mask is None else uninformative_mask
-        gaps, x = np.isnan(x).any(axis=1) & ~mask, self.fill_gaps(given := x)
+        gaps, given, x = np.isnan(x).any(axis=1) & ~mask, x, self.fill_gaps(x)
         if gaps.any() and self.encoding is not None and self.encoding.gap_filler is not None:
             logits, drawn = self.predict_logits(x, mask, argument=argument), self.encoding.gap_filler.draw(given[gaps])
             of_draws = self.predict_logits(drawn.reshape(-1, x.shape[1]), argument=argument)

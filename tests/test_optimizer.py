@@ -501,15 +501,22 @@ def test_a_run_with_dropped_layers_resumes_bit_for_bit() -> None:
     assert same(model, other)
 
 
+def make_batched(
+    shapes: list[tuple[int, ...]], *, together: bool
+) -> tuple[torch.Generator, list[nn.Parameter], CustomOptimizer]:
+    """Draw parameters; they share batches if they are ``together``, otherwise each has settings of its own."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+    groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
+    return generator, parameters, CustomOptimizer(parameters if together else groups)
+
+
 def test_experts_of_tables_and_of_vectors_take_turns() -> None:
     """Two tables of equal width have gradients in turns, and the longest vector has one in every third step only."""
     shapes = [(40, 4), (60, 4), (3,), (7,), (5,)]
     ends = []
     for together in (True, False):
-        generator = torch.Generator().manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
-        groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
-        optimizer = CustomOptimizer(parameters if together else groups)
+        generator, parameters, optimizer = make_batched(shapes, together=together)
         for step in range(40):
             for index, p in enumerate(parameters):
                 noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -531,10 +538,7 @@ def test_more_elements_than_one_batch_holds_are_as_if_alone(monkeypatch: pytest.
     shapes = [(4, 6), (6, 4), (4, 6), (9,), (12, 10), (4, 6), (6, 4)]
     ends = []
     for together in (True, False):
-        generator = torch.Generator().manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
-        groups = [{"params": [p], "eps": 1e-8 + n * 1e-13} for n, p in enumerate(parameters)]
-        optimizer = CustomOptimizer(parameters if together else groups)
+        generator, parameters, optimizer = make_batched(shapes, together=together)
         for _ in range(STEPS):
             for p in parameters:
                 p.grad = p.detach() + 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64)

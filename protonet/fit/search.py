@@ -162,6 +162,7 @@ def evaluate_candidates(
     """
     # No further family is tried if many held-out rows have less than this log-loss, in nats: about 99.7 % right.
     max_loss_to_improve = 0.01
+    are_columns = rows.columns is not None or rows.column_indices is not None
     rows = rows.for_views()
     folds = split_training_rows(rows, 0, search.n_folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
@@ -169,8 +170,8 @@ def evaluate_candidates(
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].progress_name, 0.0)
-    # Features of several kinds are in no order.
-    if plan.ensemble_sizes and search.use_shifts and rows.column_indices is None:
+    # Features of several kinds are in no order, nor are those that `select_columns` took for columns.
+    if plan.ensemble_sizes and search.use_shifts and not are_columns:
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))

@@ -57,14 +57,14 @@ def select_columns(
     sizes = torch.bincount(blocks)
     if len(sizes) > 2 * MAX_SELECTED_COLUMNS or (column_indices is None and detect_feature_order(x) != FeatureOrder()):
         return None
-    values, shares = x.double(), torch.full_like(labels, 1 / len(labels), dtype=torch.float64)
+    values, row_weights = x.double(), torch.full_like(labels, 1 / len(labels), dtype=torch.float64)
     if weights is not None:
-        shares = weights / weights.sum()
-    mean, square = shares @ values, shares @ values.square()
-    deviation = (shares @ (values - mean).square()).sqrt()
+        row_weights = weights / weights.sum()
+    mean, square = row_weights @ values, row_weights @ values.square()
+    deviation = (row_weights @ (values - mean).square()).sqrt()
     varies = deviation > 1e-6 * square.sqrt()
     z = (values - mean) / torch.where(varies, deviation, 1.0)
-    signs = torch.where((sizes <= 2)[blocks], _compute_signs(z, labels, shares), 1.0)
+    signs = torch.where((sizes <= 2)[blocks], _compute_signs(z, labels, row_weights), 1.0)
     oriented = (x * signs).numpy()
     columns, seen = np.split(oriented, sizes.cumsum(dim=0)[:-1].tolist(), axis=1), set[bytes]()
     kept = torch.zeros(len(sizes), dtype=torch.bool)
@@ -81,14 +81,14 @@ def select_columns(
     return ColumnSelection(indices, signs[indices])
 
 
-def _compute_signs(z: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
+def _compute_signs(z: Tensor, labels: Tensor, row_weights: Tensor) -> Tensor:
     """Compute signs (dim,) float32, by which the skewness of standardised columns z (n, dim) is positive.
 
     The sign of a symmetric column is that of its correlation with the class index, which is positive. Rows have the
-    weights ``shares`` (n,), which sum to 1.
+    weights ``row_weights`` (n,), which sum to 1.
     """
     min_skewness = 1e-6  # below it, the sign of the skewness is due to rounding
-    skewness, correlation = shares @ z.pow(3), (shares * labels) @ z
+    skewness, correlation = row_weights @ z.pow(3), (row_weights * labels) @ z
     direction = torch.where(skewness.abs() > min_skewness, skewness, correlation)
     return torch.where(direction < 0, -1.0, 1.0).to(torch.float32)
 

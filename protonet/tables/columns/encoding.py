@@ -165,28 +165,28 @@ class Encoding:
             for name, values in column.stored_arrays().items()
         }
         if self.gap_filler is not None:
-            tensors |= {f"gaps.{name}": torch.from_numpy(part) for name, part in self.gap_filler.stored_arrays()}
+            tensors |= {
+                f"gaps.{name}": torch.from_numpy(part) for name, part in self.gap_filler.stored_arrays().items()
+            }
         return described, tensors
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
         """Restore an encoding from an untrusted result of `describe_columns`; raise a ValueError if it is invalid."""
         raise_unless(isinstance(described, list) and bool(described), "an encoding without columns")
-        of_filler = {name: tensor for name, tensor in tensors.items() if name.startswith("gaps.")}
-        remaining = {name: tensor for name, tensor in tensors.items() if name not in of_filler}
-        columns = []
+        remaining, columns = dict(tensors), []
         for index, description in enumerate(described):
             stored = UntrustedComponent(description, remaining, f"{index}.")
             column_class = COLUMN_CLASSES.get(stored.get_entry("kind", str))
             if column_class is None:
                 raise ValueError("a column of an unknown kind")
             columns.append(column_class.restore(stored))
-        raise_unless(not remaining, "tensors that belong to no column")
         encoding = cls(tuple(columns))
-        if not of_filler:
-            return encoding
-        named = {name.removeprefix("gaps."): tensor for name, tensor in of_filler.items()}
-        return replace(encoding, gap_filler=GapFiller.restore(named, len(columns), sum(encoding.n_features_per_column)))
+        if any(name.startswith("gaps.") for name in remaining):
+            stored, dim = UntrustedComponent({}, remaining, "gaps."), sum(encoding.n_features_per_column)
+            encoding = replace(encoding, gap_filler=GapFiller.restore(stored, len(columns), dim))
+        raise_unless(not remaining, "tensors that belong to no column")
+        return encoding
 
 
 def make_encoding(columns: Iterable[FittedColumn]) -> Encoding:

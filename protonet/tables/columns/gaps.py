@@ -7,15 +7,13 @@ a model without this column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from protonet.views.config import raise_unless
+from protonet.views.config import UntrustedComponent, raise_unless
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +44,14 @@ class GapFiller:
         values = x.astype(np.float64)
         mean, deviation = values.mean(axis=0), values.std(axis=0)
         deviation[deviation <= 1e-6 * np.sqrt(np.square(values).mean(axis=0))] = 1.0
-        z = (values - mean) / np.where(deviation > 0, deviation, 1.0)
+        z = (values - mean) / deviation
         sample = z.T @ z / n
         square = np.square(sample).sum()
         excess = (n + 1 - 2 / dim) * (square - np.trace(sample) ** 2 / dim)
         shrinkage = min(1.0, ((1 - 2 / dim) * square + np.trace(sample) ** 2) / max(excess, 1e-12))
         correlation = (1 - shrinkage) * sample
         np.fill_diagonal(correlation, 1.0)
-        parts = mean, np.where(deviation > 0, deviation, 1.0), correlation, was_complete
-        return cls(*(part.astype(np.float32) for part in parts))
+        return cls(*(part.astype(np.float32) for part in (mean, deviation, correlation, was_complete)))
 
     def fill(self, x: np.ndarray) -> np.ndarray:
         """Replace NaN in rows x (n, dim) by the expected features given the others of the row."""
@@ -86,18 +83,16 @@ class GapFiller:
             filled[:, rows[:, None], gaps.nonzero()[0]] = drawn * self.deviation[gaps] + self.mean[gaps]
         return filled
 
-    def stored_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield the arrays that a model file stores, with their names."""
-        return iter(vars(self).items())
+    def stored_arrays(self) -> dict[str, np.ndarray]:
+        """Return the float32 arrays that a model file stores, as a dict by key."""
+        return dict(vars(self))
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, Tensor], n_columns: int, dim: int) -> GapFiller:
+    def restore(cls, stored: UntrustedComponent, n_columns: int, dim: int) -> GapFiller:
         """Restore from the untrusted tensors of a model file; raise a ValueError if they are invalid."""
+        raise_unless(dim <= cls.MAX_FEATURES, "a filler of gaps of too many features")
         shapes = {"mean": (dim,), "deviation": (dim,), "correlation": (dim, dim), "was_complete": (n_columns,)}
-        raise_unless(tensors.keys() == shapes.keys() and dim <= cls.MAX_FEATURES, "no usable filler of gaps")
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        sound = all(arrays[name].shape == shape and arrays[name].dtype == np.float32 for name, shape in shapes.items())
-        raise_unless(sound and all(np.isfinite(array).all() for array in arrays.values()), "no usable filler of gaps")
-        positive = bool((arrays["deviation"] > 0).all() and (arrays["correlation"] == arrays["correlation"].T).all())
-        raise_unless(positive and bool(np.linalg.eigvalsh(arrays["correlation"])[0] > 0), "no usable filler of gaps")
-        return cls(**arrays)
+        filler = cls(**{name: stored.pop_tensor(name, *shape).numpy() for name, shape in shapes.items()})
+        sound = bool((filler.deviation > 0).all() and (filler.correlation == filler.correlation.T).all())
+        raise_unless(sound and bool(np.linalg.eigvalsh(filler.correlation)[0] > 0), "no usable filler of gaps")
+        return filler

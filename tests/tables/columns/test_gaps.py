@@ -118,13 +118,14 @@ def test_models_with_a_gap_filler_predict_alike_after_they_are_saved(tmp_path: P
     encoding = model.encoding_
     assert encoding is not None
     described, tensors = encoding.describe_columns()
-    for name, value in (
-        ("gaps.mean", torch.zeros(3)),
-        ("gaps.deviation", -tensors["gaps.deviation"]),
-        ("gaps.correlation", -tensors["gaps.correlation"]),
-        ("gaps.correlation", tensors["gaps.correlation"] * torch.nan),
+    for name, value, reason in (
+        ("gaps.mean", torch.zeros(3), r"gaps\.mean of another shape"),
+        ("gaps.deviation", -tensors["gaps.deviation"], "no usable filler of gaps"),
+        ("gaps.correlation", -tensors["gaps.correlation"], "no usable filler of gaps"),
+        ("gaps.correlation", tensors["gaps.correlation"] * torch.nan, r"gaps\.correlation that is not finite"),
+        ("gaps.other", torch.zeros(3), "tensors that belong to no column"),
     ):
-        with pytest.raises(ValueError, match="filler"):
+        with pytest.raises(ValueError, match=reason):
             type(encoding).restore(described, tensors | {name: value})
 
 
