@@ -1,11 +1,11 @@
-"""Compare the commands ``fit`` and ``evaluate`` with two pipelines of skrub, on raw tables of public repositories.
+"""Compare the commands ``fit`` and ``evaluate`` with pipelines of skrub, on raw tables of public repositories.
 
 All CSV and TSV files of a folder are tasks if they have a column that looks like a label: of texts, booleans or few
 integers, with two to eight classes of at least 25 rows. A name such as "type" decides among several columns; without
 one, the last is used. Rows are passed to the commands as the file holds them. skrub's `TableVectorizer` reads the same
-rows for a random forest and for logistic regression.
+rows for a random forest, logistic regression and three boosters.
 
-Baselines: pip install skrub.
+Baselines: pip install skrub lightgbm catboost xgboost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import statistics
 import tempfile
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.shared.runner import JournalOptions, StudyReport, run_all
-from analysis.shared.tables import format_mean
+from analysis.shared.tables import format_mean, mean_by_group
 from protonet.__main__ import main
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.table import list_number_like_names
@@ -38,12 +37,43 @@ from protonet.ui.text import format_table
 SHOTS = (5, 20)  #: Labelled rows per class; a hash of the path determines which of both a table has.
 MAX_FILE_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
 LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
-METHODS = {"ours": "protonet", "forest": "skrub, forest", "logistic": "skrub, logistic"}
+OURS, REFUSED = "ours", "refused"  #: Keys of a table's result: the commands' accuracy, or their error.
 TABLE_NOTE = """
-Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. "Best of skrub"
-is the better of its two pipelines for each table, with hindsight. Differences are those of protonet, ± one
-standard error over tables; ahead and behind count tables.
+Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. Pipelines of
+skrub are untuned; "best in hindsight" is the best of them for each table. The leads of protonet and their standard
+errors are means over repositories, each with equal weight; ahead and behind count repositories.
 """
+
+
+def _make_logistic() -> list[Any]:
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - optional
+
+    return [StandardScaler(), LogisticRegression(max_iter=2000)]
+
+
+def _make(module: str, name: str, **settings: Any) -> list[Any]:
+    """Import a module of an optional package, and make a classifier."""
+    return [getattr(import_module(module), name)(**settings)]
+
+
+#: Classifiers behind skrub's `TableVectorizer`, untuned. Boosters may split the few rows: their leaves are small.
+SKRUB_MODELS: dict[str, Callable[[], list[Any]]] = {
+    "forest": partial(_make, "sklearn.ensemble", "RandomForestClassifier", n_estimators=300, random_state=0),
+    "logistic": _make_logistic,
+    "lightgbm": partial(_make, "lightgbm", "LGBMClassifier", min_child_samples=2, n_jobs=1, random_state=0, verbose=-1),
+    "catboost": partial(
+        _make,
+        "catboost",
+        "CatBoostClassifier",
+        iterations=200,
+        thread_count=1,
+        random_seed=0,
+        verbose=False,
+        allow_writing_files=False,
+    ),
+    "xgboost": partial(_make, "xgboost", "XGBClassifier", min_child_weight=0.1, n_jobs=1, random_state=0),
+}
 
 
 class RawTable(NamedTuple):
@@ -139,8 +169,13 @@ def count_large_classes(column: Any) -> Any:
     return counts[(counts >= MIN_CLASS_ROWS) & (counts.index != "")]
 
 
-def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True) -> dict[str, float]:
-    """Compute the accuracy in [0, 1] of each method on the test rows of a table, and their number (``test_rows``)."""
+def evaluate_table(
+    folder: Path, table: RawTable, models: Sequence[str] = tuple(SKRUB_MODELS)
+) -> dict[str, float | str]:
+    """Compute the accuracy in [0, 1] of each method on the test rows of a table, and their number (``test_rows``).
+
+    If the commands refuse the table, their error is the result (``refused``).
+    """
     raw = read_raw_table(folder / table.path)
     assert raw is not None
     lines, frame, no_header = raw
@@ -150,14 +185,17 @@ def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True
     train = np.concatenate([order[labels[order] == name][: table.labelled_per_class] for name in classes])
     train = np.random.default_rng(0).permutation(train)
     test = order[np.isin(labels[order], classes) & ~np.isin(order, train)][:MAX_TEST_ROWS]
-    scores = {"test_rows": float(len(test))}
+    scores: dict[str, float | str] = {"test_rows": float(len(test))}
     with tempfile.TemporaryDirectory() as build:
         paths = [Path(build, f"{name}{Path(table.path).suffix}") for name in ("train", "test")]
         for path, rows in zip(paths, (train, test), strict=True):
             kept = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
             path.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        scores["ours"] = score_commands(paths[0], paths[1], table)
-    baselines = score_skrub(frame.drop(columns=table.label_column), labels, train, test) if with_baselines else {}
+        try:
+            scores[OURS] = score_commands(paths[0], paths[1], table)
+        except RuntimeError as error:
+            return scores | {REFUSED: str(error)}
+    baselines = score_skrub(frame.drop(columns=table.label_column), labels, train, test, models) if models else {}
     return scores | baselines
 
 
@@ -174,7 +212,7 @@ def score_commands(train: Path, test: Path, table: RawTable) -> float:
 
 
 def score_skrub(
-    frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray, models: Sequence[str] = ("forest", "logistic")
+    frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray, models: Sequence[str]
 ) -> dict[str, float]:
     """Compute the accuracy in [0, 1] of skrub's pipelines with classifiers of `SKRUB_MODELS`."""
     with optional_packages(install="pip install skrub"):
@@ -196,55 +234,32 @@ def score_skrub(
     return scores
 
 
-def _make_logistic() -> list[Any]:
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
-    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - optional
-
-    return [StandardScaler(), LogisticRegression(max_iter=2000)]
-
-
-def _make(module: str, name: str, **settings: Any) -> list[Any]:
-    """Import a module of an optional package, and make a classifier."""
-    return [getattr(import_module(module), name)(**settings)]
-
-
-#: Classifiers behind skrub's `TableVectorizer`, untuned. Boosters may split the few rows: their leaves are small.
-SKRUB_MODELS: dict[str, Callable[[], list[Any]]] = {
-    "forest": partial(_make, "sklearn.ensemble", "RandomForestClassifier", n_estimators=300, random_state=0),
-    "logistic": _make_logistic,
-    "lightgbm": partial(_make, "lightgbm", "LGBMClassifier", min_child_samples=2, n_jobs=1, random_state=0, verbose=-1),
-    "catboost": partial(
-        _make,
-        "catboost",
-        "CatBoostClassifier",
-        iterations=200,
-        thread_count=1,
-        random_seed=0,
-        verbose=False,
-        allow_writing_files=False,
-    ),
-    "xgboost": partial(_make, "xgboost", "XGBClassifier", min_child_weight=0.1, n_jobs=1, random_state=0),
-}
-
-
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Format a table with a line for each group of tables: mean accuracies, differences to skrub, number of tables."""
-    parts = {"all": list(rows)} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SHOTS}
-    repositories = [row["path"].partition("/")[0] for row in rows]
-    sizes = Counter(repositories)
-    min_repository_tables = 10  # repositories with fewer tables share a line of the result
-    for name, row in zip(repositories, rows, strict=True):
-        parts.setdefault(name if sizes[name] >= min_repository_tables else "other repositories", []).append(row)
+    """Format means by the number of labelled rows, leads by repository, the ten worst tables, and refused ones."""
+    read = [row for row in rows if REFUSED not in row]
+    baselines = [name for name in SKRUB_MODELS if all(name in row for row in read)]
+    single = max(baselines, key=lambda name: statistics.fmean(row[name] for row in read))
+    parts = {"all": read} | {f"{n} rows per class": [row for row in read if row["per_class"] == n] for n in SHOTS}
     lines = []
     for name, part in parts.items():
         if not part:
             continue
-        best = [max(row["forest"], row["logistic"]) for row in part]
-        leads = [100 * (row["ours"] - row["forest"]) for row in part]
-        means = [f"{100 * statistics.fmean(row[method] for row in part):.1f}" for method in METHODS]
-        ahead = f"{sum(lead > 0 for lead in leads)} / {sum(lead < 0 for lead in leads)}"
-        further = [100 * (row["ours"] - top) for row, top in zip(part, best, strict=True)]
-        cells = [f"{100 * statistics.fmean(best):.1f}", format_mean(leads, digits=1, sign=True), ahead]
-        lines.append([name, str(len(part)), *means, *cells, format_mean(further, digits=1, sign=True)])
-    head = ["tables", "number", *METHODS.values(), "best of skrub", "less forest", "ahead / behind", "less best"]
-    return format_table(head, lines)
+        best = [max(row[method] for method in baselines) for row in part]
+        repositories = [row["path"].partition("/")[0] for row in part]
+        cells = [f"{100 * statistics.fmean(row[method] for row in part):.1f}" for method in (OURS, *baselines)]
+        cells.append(f"{100 * statistics.fmean(best):.1f}")
+        for tops in ([row[single] for row in part], best):
+            leads = [100 * (row[OURS] - top) for row, top in zip(part, tops, strict=True)]
+            means = mean_by_group(leads, repositories)
+            signs = np.sign(np.round(means, 9)).tolist()
+            cells += [format_mean(means, digits=1, sign=True), f"{signs.count(1)}, {signs.count(-1)}"]
+        lines.append([name, str(len(part)), *cells])
+    head = ["tables", "number", "protonet", *baselines, "best in hindsight"]
+    for top in (single, "best"):
+        head += [f"lead over {top}", "ahead, behind"]
+    worst = sorted((row[OURS] - max(row[name] for name in baselines), row["path"], row["per_class"]) for row in read)
+    named = [[path, str(shots), f"{100 * lead:+.1f}"] for lead, path, shots in worst[:10]]
+    text = format_table(head, lines) + "\nThe ten worst, beside the best baseline in hindsight:\n\n"
+    text += format_table(["table", "rows per class", "points"], named)
+    refused = [f"- {row[REFUSED]}" for row in rows if REFUSED in row]
+    return text + "\n".join(["", "Refused, and left out:", "", *refused, ""] * bool(refused))

@@ -45,7 +45,7 @@ from analysis.shared.runner import (
     parse_integers,
     run_all,
 )
-from analysis.shared.tables import format_mean
+from analysis.shared.tables import format_mean, mean_by_group
 from protonet._text import plural
 from protonet.errors import raise_input_error
 from protonet.ui.options import positional
@@ -304,7 +304,10 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
             repositories = [row["repository"] for row in group]
             outcomes = [compare(row["accuracy"][OURS], row["accuracy"][single]) for row in group]
             counts = [str(outcomes.count(sign)) for sign in (1, 0, -1)]
-            cells_of = {name: [_format_by_repository(lead, repositories)] for name, lead in leads.items()}
+            cells_of = {
+                name: [format_mean(mean_by_group(lead, repositories), digits=1, sign=True)]
+                for name, lead in leads.items()
+            }
             cells_of[single].append(", ".join(counts))
             lines = [[*line, *cells_of.get(line[0], [])] for line in lines]
             worst += [(lead, row) for lead, row in zip(leads["best in hindsight"], group, strict=True)]
@@ -330,11 +333,3 @@ def compare(ours: Sequence[float], other: Sequence[float]) -> int:
         return 0
     half_width = t.ppf(0.975, len(leads) - 1) * leads.std(ddof=1) / len(leads) ** 0.5
     return int(np.sign(leads.mean())) if abs(leads.mean()) > half_width else 0
-
-
-def _format_by_repository(leads: Sequence[float], repositories: Sequence[str]) -> str:
-    """Format the mean over repositories of their mean leads, and its standard error."""
-    groups: dict[str, list[float]] = {}
-    for repository, lead in zip(repositories, leads, strict=True):
-        groups.setdefault(repository, []).append(lead)
-    return format_mean([statistics.fmean(group) for group in groups.values()], digits=1, sign=True)

@@ -31,6 +31,14 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
     return text if math.isnan(error) else f"{text} ±{error:.{digits}f}"
 
 
+def mean_by_group(values: Sequence[float], groups: Sequence[str]) -> list[float]:
+    """Compute the mean of the values of each group, such as the tables of a repository."""
+    grouped: dict[str, list[float]] = {}
+    for group, value in zip(groups, values, strict=True):
+        grouped.setdefault(group, []).append(value)
+    return [statistics.fmean(members) for members in grouped.values()]
+
+
 def paired_differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     """Compute the differences left - right of paired values; return an empty list if either is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []

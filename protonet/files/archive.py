@@ -23,7 +23,7 @@ from protonet.files.metadata import TrainingMetadata
 
 CONFIG_ENTRY, TENSORS_ENTRY = "config.json", "model.safetensors"
 #: Version of the file format. It is incremented by each change that an older protonet could not read.
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
 MAX_ENTRY_SIZES, MAX_COMPRESSION_RATIO = {CONFIG_ENTRY: 2**28, TENSORS_ENTRY: 2**32}, 2000
 #: The time stamp of entries, which is constant so that files of equal models are equal.

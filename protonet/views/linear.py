@@ -1,19 +1,20 @@
-"""Linear views: the features raw, centred, each divided by its standard deviation, or whitened.
+"""Linear views: the features raw, centred, each divided by its standard deviation, clipped, or whitened.
 
 A linear view is an affine map with a diagonal plus low-rank matrix. It is fitted to labelled samples in closed form and
-stored in buffers.
+stored in buffers. Only the clipped view limits its output: outliers then count as moderately large values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from protonet.losses import MAX_CHUNK_ROWS, class_means, multiply_by_weights
+from protonet.selection.scoring import is_worse_by_one_error
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.onnx_graph import OnnxGraph
@@ -131,7 +132,7 @@ def discriminant_gains(
 
 
 #: The scalings of features by linear views, in the order of increasing complexity.
-FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "whitened")
+FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "whitened", "clipped")
 
 
 #: Constant that scaled and whitened views append to rows, whose other values have unit scale.
@@ -154,7 +155,7 @@ class LinearSpec:
     @property
     def tags(self) -> frozenset[str]:
         """Properties by which the prior predicts the view's weight: the scaling of the features."""
-        return frozenset({self.scaling})
+        return frozenset({"standardised" if self.scaling == "clipped" else self.scaling})
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class LinearSpec:
     @property
     def min_degrees_of_freedom(self) -> int:
         """The minimum number of training rows minus the number of classes with which the view can be fitted."""
-        return 2 if self.scaling in {"relevant", "whitened"} else 0
+        return 2 if self.scaling in {"relevant", "whitened", "clipped"} else 0
 
     def fit(self, rows: TrainingRows, source: InputMap | None = None) -> LinearView:
         """Fit the affine map to labelled rows; the mean square of its output is 1."""
@@ -191,22 +192,30 @@ class LinearSpec:
             gain = torch.where(varies, 1 / deviation.clamp_min(MIN_DIVISOR), 0.0)
             if scaling == "relevant":
                 gain *= _relevance_factors(rows)
+        if scaling == "clipped":
+            shift, gain = _fit_robust_scaling(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _fit_whitening(rows)
         start = 0 if self.feature_span is None else self.feature_span[0]
-        config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], start)
+        limit = float(scaling == "clipped")
+        config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], start, limit)
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(MAX_CHUNK_ROWS)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
         scale = torch.where(scale > MIN_DIVISOR, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
         affine.coefficient /= scale
+        affine.config = replace(config, limit=limit / float(scale))
         return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else BIAS), affine)
 
 
 @dataclass(frozen=True)
 class LinearFamily(ViewFamily):
-    """Linear views of all scalings for which there are enough training rows, the simplest first."""
+    """Linear views of all scalings for which there are enough training rows, the simplest first.
+
+    The clipped view is tried if features have heavy tails, and used if it is better than the others by one standard
+    error.
+    """
 
     scalings: tuple[str, ...] = FEATURE_SCALINGS
     progress_name: ClassVar[str] = "linear views"
@@ -217,10 +226,17 @@ class LinearFamily(ViewFamily):
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate and yield a candidate for each scaling; other views share the input maps of the cached views."""
+        best: Candidate | None = None
         for spec in map(LinearSpec, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
-            yield evaluator.evaluate_and_cache(spec)
+            if spec.scaling == "clipped" and not _have_heavy_tails(evaluator.rows):
+                continue
+            candidate = evaluator.evaluate_and_cache(spec)
+            if spec.scaling != "clipped" or best is None or is_worse_by_one_error(best.losses, candidate.losses):
+                yield candidate
+            if best is None or candidate.mean_loss < best.mean_loss:
+                best = candidate
             if evaluator.is_past_deadline():
                 return
 
@@ -266,6 +282,36 @@ class LinearView(View):
 def _weighted_mean(features: Tensor, weights: Tensor | None) -> Tensor:
     """Compute the weighted mean (dim,) float64 of features (n, dim)."""
     return multiply_by_weights(features, weights).mean(dim=0, dtype=torch.float64)
+
+
+def _fit_robust_scaling(rows: TrainingRows) -> tuple[Tensor, Tensor]:
+    """Compute shift and gain (dim,) float64: the median of a feature, and the inverse of its robust deviation.
+
+    The robust deviation is the interquartile range divided by that of the standard normal distribution. A feature
+    whose range is 0 has its standard deviation instead, and a constant one the gain 0.
+    """
+    normal_range = 1.349
+    weights = rows.class_balanced_weights
+    if weights is None:
+        weights = torch.ones_like(rows.labels, dtype=torch.float64)
+    values, order = rows.features.double().sort(dim=0)
+    below = weights[order].cumsum(dim=0) / weights.sum()  # (n, dim)
+    rounding = 1e-9  # a row of weight 2 is two rows
+    low, shift, high = (
+        values.gather(0, (below < part - rounding).sum(dim=0, keepdim=True))[0] for part in (0.25, 0.5, 0.75)
+    )
+    deviation = (weights @ (rows.features - shift).square() / weights.sum()).sqrt()
+    deviation = torch.where(high > low, (high - low) / normal_range, deviation)
+    return shift, torch.where(deviation > MIN_DIVISOR, 1 / deviation.clamp_min(MIN_DIVISOR), 0.0)
+
+
+def _have_heavy_tails(rows: TrainingRows) -> bool:
+    """Test whether half of the features have heavier tails within classes than a Laplace distribution."""
+    laplace_kurtosis = 6.0
+    means = class_means(rows.features, rows.labels, rows.num_classes, rows.class_balanced_weights)[0]
+    squares = (rows.features - means[rows.labels]).double().square()
+    variances, fourth = (_weighted_mean(part, rows.class_balanced_weights) for part in (squares, squares.square()))
+    return bool((fourth / variances.square().clamp_min(MIN_DIVISOR)).median() > laplace_kurtosis)
 
 
 def _relevance_factors(rows: TrainingRows) -> Tensor:

@@ -189,6 +189,10 @@ class InputMap(RestorableModule):
         raise NotImplementedError
 
 
+#: The largest limit of a linear map that is read from a file.
+MAX_LIMIT = 1e6
+
+
 @dataclass(frozen=True)
 class LinearMapConfig(Config):
     """The sizes from which a `LinearMap` is built."""
@@ -197,6 +201,7 @@ class LinearMapConfig(Config):
     dim: int = bounded_field()  #: Number of adjacent features that the map reads.
     rank: int = bounded_field(0)  #: Rank of the low-rank part of the matrix.
     first: int = bounded_field(0)  #: Index of the first feature that the map reads.
+    limit: float = bounded_field(0.0, MAX_LIMIT)  #: Outputs are clipped at plus and minus this; if 0, they are not.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,7 +211,7 @@ class LinearMapConfig(Config):
 class LinearMap(InputMap):
     """An affine map with a diagonal plus low-rank matrix, the input of linear views and of most other views.
 
-    It computes ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+    It computes ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``, which may be clipped.
     """
 
     kind = "linear"
@@ -228,11 +233,12 @@ class LinearMap(InputMap):
         if config.dim < config.input_dim:
             x = x[:, config.first : config.first + config.dim]
         centred = x - self.shift  # (n, dim)
-        if not config.rank:
-            return centred.mul_(self.gain)
-        return centred * self.gain + batch_invariant_matmul(
-            batch_invariant_matmul(centred, self.basis) * self.coefficient, self.basis.T
-        )
+        if config.rank:
+            low = batch_invariant_matmul(centred, self.basis) * self.coefficient
+            z = centred * self.gain + batch_invariant_matmul(low, self.basis.T)
+        else:
+            z = centred.mul_(self.gain)
+        return z.clamp_(-config.limit, config.limit) if config.limit else z
 
     def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the affine map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
@@ -242,11 +248,10 @@ class LinearMap(InputMap):
             x = graph.add("Slice", x, start, stop, axis)
         centred = graph.add("Sub", x, self.shift)
         z = graph.add("Mul", centred, self.gain)
-        if not config.rank:
-            return z
-        low = graph.add("MatMul", centred, self.basis)
-        low = graph.add("Mul", low, self.coefficient)
-        return graph.add("Add", z, graph.add("MatMul", low, self.basis.T))
+        if config.rank:
+            low = graph.add("Mul", graph.add("MatMul", centred, self.basis), self.coefficient)
+            z = graph.add("Add", z, graph.add("MatMul", low, self.basis.T))
+        return graph.add("Clip", z, np.float32(-config.limit), np.float32(config.limit)) if config.limit else z
 
 
 class View(RestorableModule):

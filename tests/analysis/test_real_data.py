@@ -302,12 +302,25 @@ def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypat
     tables = find_tables(tmp_path)
     named = RawTable("repository/named.csv", "type of row", tables[0].labelled_per_class, no_header=False)
     assert tables == [named, RawTable("repository/plain.csv", "4", tables[1].labelled_per_class, no_header=True)]
-    has_skrub = find_spec("skrub") is not None
-    results = [table.to_json() | evaluate_table(tmp_path, table, with_baselines=has_skrub) for table in tables]
+    models = ["forest", "logistic"] * (find_spec("skrub") is not None)
+    results = [table.to_json() | evaluate_table(tmp_path, table, models) for table in tables]
     for result in results:
         assert result["test_rows"] == 80 - 2 * result["per_class"]
-        assert min(result[method] for method in ("ours", "forest", "logistic") if method in result) > 0.9
-    assert not has_skrub or "| other repositories |" in tabulate(results)
+        assert min(result[method] for method in ("ours", *models)) > 0.9
+
+
+def test_raw_tables_are_compared_by_repository() -> None:
+    made = [("a/1.csv", 5, 0.8, 0.7, 0.5), ("a/2.csv", 5, 0.6, 0.7, 0.5), ("b/1.csv", 20, 0.5, 0.5, 0.8)]
+    keys = ("path", "per_class", "ours", "forest", "logistic")
+    rows = [dict(zip(keys, values, strict=True)) for values in made]
+    refused = {"path": "c/1.csv", "per_class": 5, "refused": "c/1.csv: error"}
+    text = tabulate([*rows, refused])
+    cells = read_cells(text)
+    assert cells[0][3:6] == ["forest", "logistic", "best in hindsight"]
+    # points over the forest: a (10 - 10) / 2, b 0; over the best: a 0, b -30
+    assert cells[2] == ["all", "3", "63.3", "63.3", "60.0", "73.3", "+0.0 ±0.0", "0, 0", "-15.0 ±15.0", "0, 1"]
+    assert "| b/1.csv | 20 " in text
+    assert "Refused, and left out:\n\n- c/1.csv: error" in text
 
 
 #: Words of two classes with similar names.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
+from protonet.datasets import sample_family
 from protonet.errors import InputError
 from protonet.files import Model, export_onnx, export_pt2, load_model, save_model
 from protonet.files.export import export_network
@@ -26,6 +27,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KernelRidgeFamily
+from protonet.views.linear import LinearFamily
 from tests.strategies import blobs, make_model, make_network
 
 X, Y = blobs(0)
@@ -77,6 +79,21 @@ def test_views_of_some_columns(tmp_path: Path) -> None:
     save_model(tmp_path / "x.safetensors", model)
     with torch.no_grad():
         torch.testing.assert_close(load_model(tmp_path / "x.safetensors").network(X), network(X), rtol=0, atol=0)
+
+
+def test_clipped_features(tmp_path: Path) -> None:
+    split = sample_family("heavy_tails", seed=0, n_train=12, n_val=0, num_classes=10, dim=96)
+    search = ModelSearch(families=(LinearFamily(("raw", "clipped")),))
+    network = fit_solution((split.train_x, split.train_y), search=search).network
+    sources: Any = network.encoder.sources
+    assert any(source.config.limit for source in sources)
+    model = Model(network=network, classes=tuple(range(10)))
+    export_onnx(tmp_path / "x.onnx", model)
+    check_session(start_session(tmp_path / "x.onnx"), network, split.test_x)
+    save_model(tmp_path / "x.safetensors", model)
+    with torch.no_grad():
+        loaded, expected = load_model(tmp_path / "x.safetensors").network(split.test_x), network(split.test_x)
+    torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
 
 
 def test_quantized_distances_and_cancelled_classes_are_exported(

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from protonet import solve
 from protonet.datasets.synthetic import sample_family
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.search import ModelSearch
+from protonet.fit.search import ModelSearch, split_training_rows
 from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
@@ -159,7 +160,36 @@ def test_whitening_needs_two_degrees_of_freedom() -> None:
     without = ("raw", "centred", "standardised")
     assert evaluated_scalings(torch.tensor([0, 1, 2])) == without
     assert evaluated_scalings(torch.tensor([0, 1, 2, 2])) == without
-    assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == FEATURE_SCALINGS
+    assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == (*without, "relevant", "whitened")
+
+
+def test_a_clipped_view_is_tried_and_used_where_outliers_hide_the_classes() -> None:
+    split = sample_family("heavy_tails", seed=11)
+    x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
+    test = split.test_x, split.test_y
+    assert (
+        cosine_accuracy(fit("clipped", x, y, 128), x, y, test)
+        > cosine_accuracy(fit("raw", x, y, 128), x, y, test) + 0.3
+    )
+    used = []
+    for values in (x, torch.randn(x.shape, generator=torch.Generator().manual_seed(0))):
+        rows = TrainingRows(values, y, 128)
+        evaluator = CandidateEvaluator(rows, split_training_rows(rows, 0), plan_encoder(x.shape[1], 128, 0))
+        used.append("clipped" in [candidate.spec.name for candidate in LinearFamily().candidates(evaluator)])
+    assert used == [True, False]
+
+
+def test_clipped_features_are_robust_deviations_from_the_median() -> None:
+    x, y = blobs(2, rows=40)
+    x[:, 2] = (x[:, 2] > 1.5 * x[:, 2].std()) * 5.0  # no interquartile range: the standard deviation counts
+    x[:, 3] = 7.0
+    low, median, high = np.quantile(x.double().numpy(), [0.25, 0.5, 0.75], axis=0, method="inverted_cdf")
+    deviation = (high - low) / 1.349
+    deviation[2] = x[:, 2].double().std(correction=0)
+    expected = torch.from_numpy((x.double().numpy() - median) / np.where(deviation > 0, deviation, np.inf)).clamp(-1, 1)
+    expected /= expected.square().mean().sqrt()
+    z = fit("clipped", x, y).source(x)
+    torch.testing.assert_close(z.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_bias_coordinate_joins_scaled_views_alone() -> None:

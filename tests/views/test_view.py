@@ -36,7 +36,7 @@ def test_a_map_is_diagonal_plus_low_rank(seed: int, rank: int) -> None:
     basis = torch.linalg.qr(torch.randn(4, 4, generator=generator))[0][:, :rank]
     coefficient = torch.randn(rank, generator=generator)
     tensors = {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient}
-    mapping = LinearMap(LinearMapConfig(4, 4, rank, 0), tensors)
+    mapping = LinearMap(LinearMapConfig(4, 4, rank, 0, 0.0), tensors)
     dense = torch.diag(gain) + basis @ torch.diag(coefficient) @ basis.T
     torch.testing.assert_close(mapping(x), (x - shift) @ dense, atol=1e-5, rtol=1e-4)
     assert list(mapping.parameters()) == []
@@ -65,11 +65,12 @@ def test_a_config_that_is_not_trusted_is_checked() -> None:
     cases: list[tuple[object, str]] = [
         (None, "entries other than"),
         ({"input_dim": 4, "dim": 4, "rank": 0}, "entries other than"),
-        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 0, "more": 1}, "entries other than"),
-        ({"input_dim": True, "dim": 4, "rank": 0, "first": 0}, "no usable entry input_dim"),
-        ({"input_dim": 4.0, "dim": 4, "rank": 0, "first": 0}, "no usable entry input_dim"),
-        ({"input_dim": 4, "dim": 0, "rank": 0, "first": 0}, "an entry dim out of range"),
-        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 1}, "columns that are not there"),
+        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 0, "limit": 0.0, "more": 1}, "entries other than"),
+        ({"input_dim": True, "dim": 4, "rank": 0, "first": 0, "limit": 0.0}, "no usable entry input_dim"),
+        ({"input_dim": 4.0, "dim": 4, "rank": 0, "first": 0, "limit": 0.0}, "no usable entry input_dim"),
+        ({"input_dim": 4, "dim": 0, "rank": 0, "first": 0, "limit": 0.0}, "an entry dim out of range"),
+        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 0, "limit": -1.0}, "an entry limit out of range"),
+        ({"input_dim": 4, "dim": 4, "rank": 0, "first": 1, "limit": 0.0}, "columns that are not there"),
     ]
     for entries, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -85,7 +86,7 @@ def test_tensors_that_are_not_trusted_are_checked() -> None:
         ({"more": torch.zeros(1)}, "tensors that belong to no part"),
     ]
     for change, message in cases:
-        mapping = LinearMap(LinearMapConfig(4, 4, 0, 0))
+        mapping = LinearMap(LinearMapConfig(4, 4, 0, 0, 0.0))
         mapping.check(mapping.state_dict(), "p.")
         with pytest.raises(ValueError, match=message):
             mapping.check({**mapping.state_dict(), **change}, "p.")
