@@ -66,9 +66,9 @@ PAGES = {
     "docs/how-to/many-files.md": Page("examples/wine"),
     "docs/explanation/data-flow.md": Page(),
 }
-#: Relative difference of a printed number that another machine's rounding may cause, and that of a number between 0 and
-#: 1, such as a probability, from the nearer of the two.
-TOLERANCE, FRACTION_TOLERANCE = 0.02, 0.25
+#: Relative difference of a printed number that another machine's rounding may cause, less than that of one of a hundred
+#: test rows; and of a number between 0 and 1, such as a probability, from the nearer of the two.
+TOLERANCE, FRACTION_TOLERANCE = 0.002, 0.25
 #: The address at which `protonet serve` listens by default; a run takes another port.
 SERVER = "127.0.0.1:8765"
 BLOCK = re.compile(r"^(<!-- not run -->\n)?```(sh|python)\n(.*?)^```\n(?:\n^```text\n(.*?)^```\n)?", re.DOTALL | re.M)
