@@ -111,7 +111,7 @@ def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
     fold = Fold(torch.arange(60), torch.arange(60, n))
     evaluator = CandidateEvaluator(TrainingRows(x, y, 2), [fold], plan_encoder(4, 2, 0))
-    evaluator.best_linear_losses = torch.full((held_out,), reference, dtype=torch.float64)
+    evaluator.best_losses = evaluator.best_linear_losses = torch.full((held_out,), reference, dtype=torch.float64)
     return evaluator
 
 

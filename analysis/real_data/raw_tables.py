@@ -221,7 +221,7 @@ def score_skrub(
         from skrub import StringEncoder, TableVectorizer  # noqa: PLC0415 - optional
 
     scores = {}
-    codes = np.unique(labels, return_inverse=True)[1]
+    codes = np.unique(labels.astype(str), return_inverse=True)[1]  # some rows have no label
     train_codes, trained = np.unique(codes[train], return_inverse=True)  # XGBoost needs 0, 1, ...
     for name in models:
         texts = StringEncoder(min(30, len(train) - 1), random_state=0)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +60,17 @@ MAX_TIME_FRACTION_BEFORE_REPORT = 0.8
 MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
 
 
+class FinishedFit(NamedTuple):
+    """The results of a fit, which are printed and written."""
+
+    table: TrainingTable
+    model: TablePipeline
+    solution: Solution
+    cv: CrossValidation
+    unlabelled: JsonDict  #: Facts about the unlabelled rows; empty without such rows.
+    compared: Sequence[JsonDict]  #: The model, then baselines, with their held-out accuracy.
+
+
 def train(options: FitOptions, table: TrainingTable, started: float) -> None:
     """Run ``fit``: train and cross-validate a classifier, print the results, and write the model if a path is given.
 
@@ -94,11 +106,12 @@ def train(options: FitOptions, table: TrainingTable, started: float) -> None:
     try:
         facts = unlabelled_to_dict(solution, table.unlabelled_locations, cluster_unknown(solution))
         compared = report.compare_with_baselines(cv, solution, model)
-        print_results(options, table, model, solution, cv, facts, compared)
+        fit = FinishedFit(table, model, solution, cv, facts, compared)
+        print_results(options, fit)
         if not in_time and len(cv.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
-            write_reports(options, table, model, solution, cv, facts, compared, deadline)
+            write_reports(options, fit, deadline)
         if stored := count_stored_bytes(model):
             print(f"{plural(len(table.y), 'row')} stored for update, {format_byte_count(stored)} before compression")
         print(format_next_step(output, options.representation))
@@ -187,41 +200,25 @@ def cross_validate_and_save(
         raise KeyboardInterrupt(f"stopped; {output} was written{lacking}") from None
 
 
-def print_results(
-    options: FitOptions,
-    table: TrainingTable,
-    model: TablePipeline,
-    solution: Solution,
-    cv: CrossValidation,
-    facts: JsonDict,
-    compared: Sequence[JsonDict],
-) -> None:
+def print_results(options: FitOptions, fit: FinishedFit) -> None:
     """Print the summary of the table, the results beside baselines, and notes; views and all baselines if verbose."""
-    print(summarize_fit(path_to_text(options.table.name), table, model, solution, facts))
-    shown = compared
+    table, shown = fit.table, fit.compared
+    print(summarize_fit(path_to_text(options.table.name), table, fit.model, fit.solution, fit.unlabelled))
     if options.verbose:
-        print(format_view_influences(model.metadata.view_influences, solution.candidate_losses))
+        print(format_view_influences(fit.model.metadata.view_influences, fit.solution.candidate_losses))
     else:  # the model, the most frequent class, and the best of the other baselines
-        best = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
-        shown = [*compared[:2], *best]
+        best = sorted(shown[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
+        shown = [*shown[:2], *best]
     classes = list(map(to_printable, table.classes))
-    print(format_evaluation(cv, shown, classes) + format_notes(table.notes), end="")
+    print(format_evaluation(fit.cv, shown, classes) + format_notes(table.notes), end="")
 
 
-def write_reports(
-    options: FitOptions,
-    table: TrainingTable,
-    model: TablePipeline,
-    solution: Solution,
-    cv: CrossValidation,
-    facts: JsonDict,
-    compared: Sequence[JsonDict],
-    deadline: float,
-) -> None:
+def write_reports(options: FitOptions, fit: FinishedFit, deadline: float) -> None:
     """Write the results as JSON, as an HTML report, or as both."""
+    table, model, solution, cv, unlabelled, compared = fit
     described = report.table_to_dict(model, table, replace_argument_names(table.notes))
     results = report.fit_results_to_dict(path_to_text(options.table.name), described, model, cv, compared)
-    results |= {"unlabelled": facts} if facts else {}
+    results |= {"unlabelled": unlabelled} if unlabelled else {}
     if options.report is not None and len(cv.labels):
         with show_progress(quiet=options.quiet) as progress:
             details = report.compute_fit_report_details(table, model, solution, cv, options.seed, deadline, progress)

@@ -192,6 +192,7 @@ def evaluate_candidates(
             progress(kind.progress_name, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
         evaluator.candidates += list(kind.candidates(evaluator))
         best = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss)
+        evaluator.best_losses = best.losses
         if evaluator.best_linear_losses is None:
             evaluator.best_linear_losses = best.losses
         if len(best.losses) >= MIN_DECISIVE_ROWS and best.mean_loss < max_loss_to_improve:

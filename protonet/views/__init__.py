@@ -13,12 +13,13 @@ from protonet.views.tabular_transformer import TabularTransformerFamily, Tabular
 from protonet.views.view import InputMap, LinearMap, View
 
 #: For each type of view, the class that evaluates candidates and the class of fitted views, in the order of
-#: evaluation. Linear views are first, since other views read their output. Trained views are last.
+#: evaluation. Linear views are first, since other views read their output. Convolutions are next: where they are good,
+#: most other views are pruned. Trained views are last.
 VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (LinearFamily, LinearView),
+    (FixedConvolutionFamily, FixedConvolutionView),
     (KernelRidgeFamily, KernelRidgeView),
     (DensityFamily, DensityView),
-    (FixedConvolutionFamily, FixedConvolutionView),
     (ForestFamily, ForestView),
     (TabularTransformerFamily, TabularTransformerView),
     (MLPFamily, MLPView),

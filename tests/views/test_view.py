@@ -220,7 +220,7 @@ def test_candidates_are_fitted_to_each_fold_alone() -> None:
 
 def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = make_evaluator(rows=80)  # more than enough rows per fold
-    evaluator.best_linear_losses = evaluate_linear(evaluator, "raw").losses
+    evaluator.best_losses = evaluator.best_linear_losses = evaluate_linear(evaluator, "raw").losses
     views = evaluator.fit(LinearSpec("raw"))
     noise = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     assert evaluator.should_prune(noise)
