@@ -23,6 +23,10 @@ STUDIES = {
     "lines": ("lines", "lines of code, documentation and comments of each package"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
+    "curves": (
+        "real_data.curves",
+        "README's figure: accuracy against labels per class, from the results of robustness",
+    ),
     "raw-tables": ("real_data.raw_tables", "the commands on raw tables of public repositories, beside skrub"),
     "sealed": ("real_data.sealed", "unread tables, texts, pictures and series, measured once"),
     "mixed": ("real_data.mixed", "the solver, pipelines and boosters on few rows of mixed tables"),

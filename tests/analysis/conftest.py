@@ -35,6 +35,7 @@ def make_tables() -> list[tuple[str, list[Column]]]:
 
 #: Arguments of short runs of studies; other studies take minutes, or need packages or files of others.
 SMALL = {
+    "curves": " --plot plot.svg",
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0",
     "incontext": "--tables 8",
     "lines": "",

@@ -19,6 +19,7 @@ from analysis.__main__ import main
 from analysis.pretrained import measure
 from analysis.pretrained import study as pretrained_study
 from analysis.real_data import mixed, robustness, sets
+from analysis.real_data.curves import LARGEST_LEADS
 from analysis.real_data.mixed import PIPELINES, make_frames, predict_with_protonet
 from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
 from analysis.real_data.robustness import METHODS, MethodRun, list_runs, run_method
@@ -28,6 +29,7 @@ from analysis.shared.tables import group_by_dataset, write_csv
 from protonet.datasets import Dataset
 from protonet.embeddings.loading import ENCODER_PACKAGES
 from protonet.fit import solver
+from solution.pack import ROOT
 from tests.analysis.conftest import Made, read_cells
 from tests.strategies import PLAIN
 
@@ -307,6 +309,17 @@ def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path, monkeypat
     for result in results:
         assert result["test_rows"] == 80 - 2 * result["per_class"]
         assert min(result[method] for method in ("ours", *models)) > 0.9
+
+
+def test_curves_are_means_of_the_results_of_robustness(make_report: Callable[[str], Made]) -> None:
+    made = make_report("curves")
+    rows = json.loads((ROOT / "analysis" / "results" / "robustness.json").read_text(encoding="utf-8"))
+    svm = [np.mean(row["percent"]["svm"]) for row in rows if row["shots"] == 5 and row["dataset"] in LARGEST_LEADS]
+    assert len(svm) == len(LARGEST_LEADS)
+    (row,) = [row for row in made.rows if row["method"] == "svm" and row["panel"].startswith("the 3")]
+    assert row["percent"][2] == pytest.approx(np.mean(svm))
+    assert f"| {row['percent'][2]:.1f} |" in made.table
+    assert "</svg>" in (made.folder / "plot.svg").read_text(encoding="utf-8")
 
 
 def test_raw_tables_are_compared_by_repository() -> None:
