@@ -183,7 +183,7 @@ class FitOptions(ResultOptions):
         group=_ROW_GROUP,
     )
     store_rows: bool = option(
-        "store the encoded rows in the model file, about 4 bytes per row and feature; update then fits again",
+        "store the encoded rows in the model file, 4 or 8 bytes per row and feature; update then fits again",
         False,
         group="training",
     )

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
+from lzma import LZMAError
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 from zipfile import BadZipFile
@@ -87,7 +88,7 @@ def read_delimited_rows(
 
     Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or by
     spaces, if rows have equally many cells and some columns are numbers; or each line is one cell. Text is UTF-8,
-    UTF-16 with a byte order mark, or of an encoding that is guessed.
+    UTF-16, UTF-32 with a byte order mark, or of an encoding that is guessed.
 
     Above the header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below the header,
     every line is a row, even a line of separators only. Blank lines are skipped, as by `pandas.read_csv`, and so are
@@ -127,7 +128,7 @@ def read_delimited_rows(
         line, after_quote = text.line if text else 1, NO_DELIMITER in str(error)
         reason = "text behind a closing quote" if after_quote else error
         raise_input_error("path", "be a CSV file", f"{path} ({reason} in line {line})", "Correct that line.")
-    except (OSError, EOFError, zlib.error, BadZipFile, UnicodeError) as error:
+    except (OSError, EOFError, zlib.error, LZMAError, BadZipFile, RuntimeError, UnicodeError) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 

@@ -22,7 +22,11 @@ from protonet._text import CONTROL_CHARS, shorten_list
 from protonet.errors import optional_packages, raise_input_error
 
 BYTES_PER_DECODING = 2**22  #: Number of bytes that `detect_encoding` decodes at a time.
-BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+#: Encodings by their byte order mark; that of UTF-32 begins with that of UTF-16.
+BYTE_ORDER_MARKS = {
+    **{codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be"},
+    **{codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"},
+}
 ZIP_MAGIC = b"PK\3\4"  #: The first bytes of a ZIP archive, also of an Excel workbook.
 #: Matches characters that do not occur in text of any encoding.
 _BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f]")
@@ -53,6 +57,15 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
             archive = stack.enter_context(ZipFile(file))
             file = cast(BinaryIO, stack.enter_context(archive.open(find_zip_member(path, archive))))
         yield file
+
+
+def check_encoding(encoding: str | None) -> None:
+    """Raise an InputError unless ``encoding`` is None or names an encoding of text."""
+    try:
+        " ".encode("utf-8" if encoding is None else encoding)  # codecs that are not of text are not found
+    except (LookupError, UnicodeError):
+        remedy = "For example utf-8, cp1251, shift_jis or gb18030."
+        raise_input_error("encoding", "name an encoding", repr(encoding), remedy)
 
 
 def find_zip_member(path: Path, archive: ZipFile) -> str:
@@ -97,11 +110,7 @@ def detect_encoding(
         encoding = BYTE_ORDER_MARKS[mark]
     else:
         mark = b""
-    try:
-        " ".encode(encoding or "utf-8")  # codecs that are not of text are not found
-    except (LookupError, UnicodeError):
-        remedy = "For example utf-8, cp1251, shift_jis or gb18030."
-        raise_input_error("encoding", "name an encoding", repr(encoding), remedy)
+    check_encoding(encoding)
     zeros = head[::2].count(0), head[1::2].count(0)
     is_guessed = encoding is None and min(zeros) == 0 and max(zeros) > len(head) / 5  # every digit of UTF-16 has one
     if is_guessed:

@@ -19,7 +19,7 @@ _SUMMARY_WORDS = re.compile(
     r"σύνολο|итого|всего|сумма|разом|усього|[合总總小][計计](?:额|數|数)?|합계|총계|소계|المجموع|סה\"כ|รวม|"
     r"averages?|avg|means?|medians?|mittelwert|mittel|durchschnitt|moyenne|m[ée]dia[n]?[ea]?|promedio|gemiddelde|"
     r"średnia|průměr|átlag|keskiarvo|medelvärde|gjennomsnitt|gennemsnit|ortalama|μέσος|средн\w+|среднее|平均\w*|평균|"
-    r"st(?:andard|d)?\.? ?dev(?:iation)?|standardabweichung|min(?:imum)?|max(?:imum)?|count|anzahl|nombre|n",
+    r"st(?:andard|d)?\.? ?dev(?:iation)?|standardabweichung|min(?:imum)?|max(?:imum)?|count|anzahl|nombre",
     re.IGNORECASE,
 )
 
@@ -63,8 +63,8 @@ def count_summary_rows(columns: Sequence[np.ndarray]) -> int:
     """Count the rows at the end of a table that sum up the rows above, given its columns (n,) without missing words.
 
     Such a row differs from the others by an empty cell in a column without gaps, or by a new word, and its numbers are
-    the sums, means or counts of their columns; or it has a word for it, and numbers beyond the others. Sums of several
-    columns need no other difference.
+    the sums, means or counts of their columns; or it has both an empty cell and a word for it. Sums of several columns
+    need no other difference. A word alone is not enough: classes are called "moyenne", "max" and "count".
     """
     max_rows, min_body_rows = 4, 3
     if not columns:
@@ -110,12 +110,12 @@ def _is_summary_row(columns: Sequence[np.ndarray], n_body: int, row: int) -> boo
             return False
     is_other = n_blank + n_new > 0
     if not n_numbers or not agreeing:
-        return has_word and (n_blank > 0 or n_beyond > 0)
+        return has_word and n_blank > 0
     if "sum" in agreeing and (n_beyond > 1 or (is_other and n_beyond)):
         return True
     # A mean without decimals may be a number as others.
     has_decimals = any(re.search(r"[.,]\d", text) for text, *_ in numeric)
-    return has_word or (is_other and n_numbers > 1 and has_decimals)
+    return (has_word and n_blank > 0) or ((is_other or has_word) and n_numbers > 1 and has_decimals)
 
 
 def _parse_numbers(above: np.ndarray, cell: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from protonet._io import JsonDict
-from protonet._text import escape_formula, to_printable
+from protonet._text import escape_formula, plural, to_printable
 from protonet.tables.table import format_names
 
 #: Maximum number of classes in printed tables; JSON output lists all classes.
@@ -48,7 +48,9 @@ def format_interval(interval: Sequence[float], digits: int = 1) -> str:
 
 
 def format_byte_count(size: int) -> str:
-    """Format a number of bytes in kB or MB."""
+    """Format a number of bytes in MB, kB or, below 1000, bytes."""
+    if size < 1000:
+        return plural(size, "byte")
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 

@@ -65,7 +65,7 @@ def select_columns(
     varies = deviation > 1e-6 * square.sqrt()
     z = (values - mean) / torch.where(varies, deviation, 1.0)
     signs = torch.where((sizes <= 2)[blocks], _compute_signs(z, labels, row_weights), 1.0)
-    oriented = (x * signs).numpy()
+    oriented = (x * signs + 0.0).numpy()  # -0.0 becomes 0.0, whose bytes differ
     columns, seen = np.split(oriented, sizes.cumsum(dim=0)[:-1].tolist(), axis=1), set[bytes]()
     kept = torch.zeros(len(sizes), dtype=torch.bool)
     for index, (column, is_used) in enumerate(zip(columns, varies.split(sizes.tolist()), strict=True)):

@@ -116,8 +116,8 @@ class UntrustedComponent:
         raise_unless(distinct, f"no usable entry {name}")
         return tuple(values)
 
-    def pop_tensor(self, name: str, *shape: int | None) -> Tensor:
-        """Remove a tensor from ``tensors`` and return it; it must be float32, finite and of the given shape.
+    def pop_tensor(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Remove a tensor from ``tensors`` and return it; it must be finite and of the given shape and type.
 
         A None in the shape allows any size.
         """
@@ -127,6 +127,6 @@ class UntrustedComponent:
         same_shape = tensor.ndim == len(shape) and all(
             required in {None, size} for size, required in zip(tensor.shape, shape, strict=True)
         )
-        raise_unless(same_shape and tensor.dtype == torch.float32, f"a tensor {name} of another shape or type")
+        raise_unless(same_shape and tensor.dtype == dtype, f"a tensor {name} of another shape or type")
         require_finite(name, tensor)
         return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import sys
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_unicode_without_a_byte_order_mark_is_guessed(encoding: str, tmp_path: P
     assert source.notes == [f"the file is not UTF-8: read as {encoding}; `encoding` names another encoding"]
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_byte_order_marks_of_utf_32_are_known(order: str, tmp_path: Path) -> None:
+    mark = {"le": codecs.BOM_UTF32_LE, "be": codecs.BOM_UTF32_BE}[order]
+    (tmp_path / "x.csv").write_bytes(mark + make_table(WORDS["gb18030"]).encode(f"utf-32-{order}"))
+    for encoding in (None, "utf-32"):
+        assert open_table_source(tmp_path / "x.csv", encoding=encoding).header == ["height", "soil", "kind"]
+
+
 def test_load_csv_takes_the_encoding(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("рост,label\n1,дуб\n2,вяз\n".encode("koi8_r"))
     data = load_csv(tmp_path / "x.csv", encoding="koi8_r")
@@ -86,6 +95,9 @@ def test_text_that_cannot_be_decoded_is_refused(tmp_path: Path, monkeypatch: pyt
         open_table_source(path, encoding="cp1521")
     with pytest.raises(InputError, match=r"^`path` must be a CSV file .* \(no ASCII in line 2\).*pass `encoding`"):
         open_table_source(path, encoding="ascii")
+    for name in ("hex", ""):
+        with pytest.raises(InputError, match=f"^`encoding` must name an encoding; got '{name}'"):
+            open_table_source(path, encoding=name)
     with pytest.raises(InputError, match=r"^`encoding` must name an encoding; got 'hex'"):
         open_table_source(path, encoding="hex")
     assert open_table_source(path, usual_encoding="hex").encoding == "cp1251"  # model files are not trusted

@@ -122,3 +122,28 @@ def test_mutated_workbooks_are_read_or_refused(tmp_path: Path) -> None:
         except InputError:
             refused += 1
     assert 10 < refused < 60
+
+
+def test_repeated_rows_of_opendocument_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    cell = '<table:table-cell office:value-type="float" office:value="1" table:number-columns-repeated="{}"/>'
+    row = '<table:table-row table:number-rows-repeated="{}">{}</table:table-row>'
+    names = {kind: f"urn:oasis:names:tc:opendocument:xmlns:{kind}:1.0" for kind in ("office", "table", "text")}
+    spaces = " ".join(f'xmlns:{kind}="{name}"' for kind, name in names.items())
+    for rows, columns, is_refused in ((200_000, 30, True), (2000, 30, False)):
+        names_row = "".join(
+            f"<table:table-cell office:value-type='string'><text:p>c{i}</text:p></table:table-cell>"
+            for i in range(columns)
+        )
+        content = row.format(1, names_row) + row.format(rows - 1, cell.format(columns))
+        table = f'<table:table table:name="S">{content}</table:table>'
+        body = f"<office:body><office:spreadsheet>{table}</office:spreadsheet></office:body>"
+        with ZipFile(tmp_path / "x.ods", "w", ZIP_DEFLATED) as archive:
+            archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+            archive.writestr("META-INF/manifest.xml", "<manifest/>")
+            archive.writestr("content.xml", f"<office:document-content {spaces}>{body}</office:document-content>")
+        if is_refused:
+            with pytest.raises(InputError, match=r"^`path` must have at most 1,048,576 cells, .* up to row 200,000\."):
+                open_table_source(tmp_path / "x.ods")
+        else:
+            assert open_table_source(tmp_path / "x.ods").n_columns == 30

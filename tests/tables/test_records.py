@@ -55,6 +55,53 @@ def test_tables_of_other_programs_equal_the_frame(tmp_path: Path) -> None:
     assert open_table_source(tmp_path / "g.csv.zip").header == [*FRAME]
 
 
+def test_texts_with_line_separators_of_unicode_are_read(tmp_path: Path) -> None:
+    records = [{"text": f"a{separator}b", "n": 1} for separator in ("\u2028", "\u2029", "\u0085", " ")]
+    lines = "\r\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+    (tmp_path / "x.jsonl").write_bytes(f"{lines}\r\n".encode())
+    source = open_table_source(tmp_path / "x.jsonl")
+    assert source.n_rows == 4
+
+
+def test_one_row_of_embeddings_and_huge_integers_are_read(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"v": [1, 2.5], "n": 3}]')
+    (tmp_path / "y.jsonl").write_text('{"v": [1, 2.5], "n": 3}\n')
+    for name in ("x.json", "y.jsonl"):
+        source = open_table_source(tmp_path / name)
+        assert (source.n_columns, source.n_rows) == (3, 1)
+    (tmp_path / "z.json").write_text(json.dumps([{"n": 10**400}, {"n": 2}]))
+    assert read(open_table_source(tmp_path / "z.json"))[0] == [[str(10**400), "2"]]
+
+
+def test_archives_that_cannot_be_unpacked_are_refused(tmp_path: Path) -> None:
+    for name, changes in {"password.csv.zip": {6: 1}, "deflate64.csv.zip": {8: 9}}.items():
+        with ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("x.csv", "a,b\n1,2\n")
+        content = bytearray((tmp_path / name).read_bytes())
+        for start, shift in ((0, 0), (content.index(b"PK\1\2"), 2)):  # of the file, and in the directory
+            for at, value in changes.items():
+                content[start + at + shift] = value
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=r"^`path` must be a CSV file that can be read; got .*zip \("):
+            open_table_source(tmp_path / name)
+
+
+def test_errors_of_records_name_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"a": 1}]')
+    (tmp_path / "x.arff").write_text("@relation x\n@attribute a numeric\n")
+    for name in ("x.json", "x.arff"):
+        with pytest.raises(InputError, match=r"^`encoding` must name an encoding; got 'bogus'\."):
+            open_table_source(tmp_path / name, encoding="bogus")
+    with pytest.raises(InputError, match=r"got .*x\.arff \(StopIteration\)"):
+        open_table_source(tmp_path / "x.arff")
+    path = write_sqlite(tmp_path / "x.sqlite", a=FRAME)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE a")
+        database.commit()
+    with pytest.raises(InputError, match=r"^`path` must be a database with tables; got .*x\.sqlite, which has none\."):
+        open_table_source(path)
+
+
 def test_json_lists_of_numbers_become_columns(tmp_path: Path) -> None:
     records = [{"text": "a", "v": [1, 2.5]}, {"v": [3, 4.0], "b": True}, {"text": 7, "v": None}]
     (tmp_path / "x.json").write_text(json.dumps(records))

@@ -58,6 +58,19 @@ def test_rows_are_no_summaries() -> None:
     assert count((round(A.sum(), 2), 440, "", "fir")) == 0
 
 
+@pytest.mark.parametrize("names", [("faible", "forte", "moyenne"), ("alta", "baja", "media"), ("i", "k", "n"), "abmax"])
+def test_classes_that_are_called_means_or_counts_are_no_summaries(names: Sequence[str]) -> None:
+    """Four rows per class, sorted by class; an ascending identifier is beyond those above."""
+    names = [*names[:2], "max"] if names == "abmax" else names
+    for rows_per_class in (1, 2, 4):
+        labels = np.repeat(np.array(names, object), rows_per_class)
+        n = len(labels)
+        numbers = np.random.default_rng(n).integers(1, 9, n)
+        for x in (numbers, numbers / 2):
+            assert count_summary_rows([np.arange(n).astype(str).astype(object), x.astype(float), labels]) == 0
+            assert count_summary_rows([x.astype(float), labels]) == 0
+
+
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_rows_of_small_numbers_are_seldom_sums(rows: list[list[int]]) -> None:
     """Property: what is left out are rows that are sums of all columns."""

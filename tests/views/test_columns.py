@@ -38,6 +38,16 @@ def test_signs_copies_and_constants_do_not_change_what_views_read(seed: int, sig
     assert torch.equal(of_other.apply(other), selected.apply(x))
 
 
+def test_a_negated_copy_of_counts_is_a_copy() -> None:
+    """A zero times -1 is -0.0, which is equal to 0.0 but for its bytes."""
+    generator = torch.Generator().manual_seed(0)
+    counts, other = torch.randint(3, (60,), generator=generator).float(), torch.randn(60, generator=generator)
+    for first, second in ((counts, 0 - counts), (0 - counts, counts), (counts, -counts)):
+        selected = select_columns(torch.stack([first, second, other], dim=1), torch.arange(60) % 2)
+        assert selected is not None
+        assert selected.indices.tolist() == [0, 2]
+
+
 def test_a_symmetric_column_has_the_sign_of_its_correlation_with_the_class() -> None:
     x = torch.stack([(LABELS - 1).float(), torch.rand(N_ROWS, generator=torch.Generator().manual_seed(0))], dim=1)
     for sign in (1.0, -1.0):

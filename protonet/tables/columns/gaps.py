@@ -23,8 +23,8 @@ class GapFiller:
     Source: multiple imputation, Rubin, "Multiple imputation for nonresponse in surveys" (1987), sec. 5.3.
     """
 
-    mean: np.ndarray  #: (dim,) float32: the means of the features.
-    deviation: np.ndarray  #: (dim,) float32, > 0: their standard deviations.
+    mean: np.ndarray  #: (dim,) float64: the means of the features, which may be much larger than their deviations.
+    deviation: np.ndarray  #: (dim,) float32, > 0: their standard deviations, 1 for a constant feature.
     correlation: np.ndarray  #: (dim, dim) float32: their correlations, shrunk towards 0.
     #: (columns,) float32, 1 or 0: whether no training row had a gap in the column.
     was_complete: np.ndarray
@@ -43,15 +43,16 @@ class GapFiller:
             return None
         values = x.astype(np.float64)
         mean, deviation = values.mean(axis=0), values.std(axis=0)
-        deviation[deviation <= 1e-6 * np.sqrt(np.square(values).mean(axis=0))] = 1.0
-        z = (values - mean) / deviation
+        is_constant = deviation <= 1e-12 * np.sqrt(np.square(values).mean(axis=0))  # but for rounding
+        deviation[is_constant] = 1.0
+        z = np.where(is_constant, 0.0, (values - mean) / deviation)
         sample = z.T @ z / n
         square = np.square(sample).sum()
         excess = (n + 1 - 2 / dim) * (square - np.trace(sample) ** 2 / dim)
         shrinkage = min(1.0, ((1 - 2 / dim) * square + np.trace(sample) ** 2) / max(excess, 1e-12))
         correlation = (1 - shrinkage) * sample
         np.fill_diagonal(correlation, 1.0)
-        return cls(*(part.astype(np.float32) for part in (mean, deviation, correlation, was_complete)))
+        return cls(mean, *(part.astype(np.float32) for part in (deviation, correlation, was_complete)))
 
     def fill(self, x: np.ndarray) -> np.ndarray:
         """Replace NaN in rows x (n, dim) by the expected features given the others of the row."""
@@ -66,7 +67,7 @@ class GapFiller:
     def _impute(self, x: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Replace NaN in rows x (n, dim), for each row of ``noise`` (draws, dim) in standard deviations."""
         filled = np.repeat(x[None], len(noise), axis=0)
-        z = (x - self.mean.astype(np.float64)) / self.deviation
+        z = (x - self.mean) / self.deviation
         correlation = self.correlation.astype(np.float64)
         patterns, index = np.unique(np.isnan(x), axis=0, return_inverse=True)
         for number, gaps in enumerate(patterns):
@@ -84,15 +85,16 @@ class GapFiller:
         return filled
 
     def stored_arrays(self) -> dict[str, np.ndarray]:
-        """Return the float32 arrays that a model file stores, as a dict by key."""
+        """Return the arrays that a model file stores, as a dict by key."""
         return dict(vars(self))
 
     @classmethod
     def restore(cls, stored: UntrustedComponent, n_columns: int, dim: int) -> GapFiller:
         """Restore from the untrusted tensors of a model file; raise a ValueError if they are invalid."""
         raise_unless(dim <= cls.MAX_FEATURES, "a filler of gaps of too many features")
-        shapes = {"mean": (dim,), "deviation": (dim,), "correlation": (dim, dim), "was_complete": (n_columns,)}
-        filler = cls(**{name: stored.pop_tensor(name, *shape).numpy() for name, shape in shapes.items()})
+        shapes = {"deviation": (dim,), "correlation": (dim, dim), "was_complete": (n_columns,)}
+        mean = stored.pop_tensor("mean", dim, dtype=torch.float64).numpy()
+        filler = cls(mean, **{name: stored.pop_tensor(name, *shape).numpy() for name, shape in shapes.items()})
         sound = bool((filler.deviation > 0).all() and (filler.correlation == filler.correlation.T).all())
         raise_unless(sound and bool(np.linalg.eigvalsh(filler.correlation)[0] > 0), "no usable filler of gaps")
         return filler

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 from zipfile import ZipFile, is_zipfile
 
 from protonet._text import closest_match, normalize_spelling, plural
@@ -99,10 +100,15 @@ def read_excel_rows(rows: Iterable[tuple[object, ...]], max_cells: int) -> list[
                 must = f"have at most {MAX_EXCEL_CHARACTERS:,} characters in a cell, and {max_characters:,} in all"
                 raise_input_error("path", must, f"more in row {number:,}", "Save the sheet as CSV.")
         if max(n_read, len(lines) * width) > max_cells:
-            must = f"have at most {max_cells:,} cells, with blank ones between others"
-            remedy = "Delete the rows and columns beyond the table, or save the sheet as CSV."
-            raise_input_error("path", must, f"more up to row {number:,}", remedy)
+            _raise_too_many_cells(max_cells, number)
     return lines + [()] * (number - len(lines))
+
+
+def _raise_too_many_cells(max_cells: int, row: int) -> NoReturn:
+    """Raise an InputError for a sheet with more than ``max_cells`` cells up to a row."""
+    must = f"have at most {max_cells:,} cells, with blank ones between others"
+    remedy = "Delete the rows and columns beyond the table, or save the sheet as CSV."
+    raise_input_error("path", must, f"more up to row {row:,}", remedy)
 
 
 def fill_merged_cells(lines: list[Sequence[object]], xml: bytes, max_cells: int) -> list[str]:
@@ -165,15 +171,25 @@ def _read_with_calamine(file: BinaryIO, sheet: str | None) -> WorkbookContent:
         whole = isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53
         return int(cell) if whole else None if cell == "" else cell  # type: ignore[call-overload]
 
+    size = file.seek(0, io.SEEK_END)
+    if is_zipfile(file):
+        with ZipFile(file) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+    file.seek(0)
+    max_cells = max(2**20, size)  # a cell takes several bytes, but a repeated row none
+    rows: Sequence[Sequence[object]] = []
     try:
         book = CalamineWorkbook.from_filelike(file)
         title = book.sheet_names[0] if sheet is None else sheet
-        known = title in book.sheet_names
-        rows = book.get_sheet_by_name(title).to_python(skip_empty_area=False) if known else []
+        if title in book.sheet_names:
+            found = book.get_sheet_by_name(title)
+            height, width = (index + 1 for index in found.end or (-1, -1))
+            if height * width > max_cells:
+                _raise_too_many_cells(max_cells, height)
+            rows = found.to_python(skip_empty_area=False)
     except CalamineError as error:
         raise ValueError(str(error)) from error
-    lines = read_excel_rows((tuple(map(convert, row)) for row in rows), max(2**20, sum(map(len, rows))))
-    return book.sheet_names, title, lines, []
+    return book.sheet_names, title, read_excel_rows((tuple(map(convert, row)) for row in rows), max_cells), []
 
 
 def open_workbook(path: Path, suffix: str, names: Collection[str] = (), sheet: str | None = None) -> TableSource:

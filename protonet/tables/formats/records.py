@@ -9,13 +9,14 @@ from contextlib import closing
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from protonet._text import closest_match, normalize_spelling, shorten_list
 from protonet.errors import raise_input_error, raise_missing_file
-from protonet.tables.encodings import open_bytes
+from protonet.tables.encodings import check_encoding, open_bytes
 from protonet.tables.formats.arrays import ARRAY_READ_ERRORS
 from protonet.tables.formats.source import (
     DEFAULT_ROW_FORMAT,
@@ -38,11 +39,12 @@ def open_json(path: Path, encoding: str | None = None) -> TableSource:
     """
     must = "be a list of objects, or one object per line"
     position_format, lines = "row {} (counted from 0)", None
+    check_encoding(encoding)
     try:
         with open_bytes(path) as file, TextIOWrapper(file, encoding or "utf-8-sig") as text:
             content = text.read()
         if content.lstrip()[:1] == "{":
-            lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+            lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
             records, position_format = [json.loads(line) for _, line in lines], "line {}"
         else:
             records = json.loads(content)
@@ -52,13 +54,21 @@ def open_json(path: Path, encoding: str | None = None) -> TableSource:
         remedy = f"Convert it, or pass `encoding` if it is not UTF-8: {convert_command(path, 'read_json')}"
         raise_input_error("path", must, f"{path} ({type(error).__name__})", remedy)
     are_records = isinstance(records, list) and bool(records) and all(isinstance(record, dict) for record in records)
-    if not are_records or (len(records) == 1 and any(isinstance(cell, dict | list) for cell in records[0].values())):
+    # An object that holds others is no line of JSON lines, but a whole file of another structure.
+    if not are_records or (lines is not None and len(records) == 1 and _has_structure(records[0])):
         remedy = f"Convert it: {convert_command(path, 'read_json')}"
         raise_input_error("path", must, f"{path}, which holds something else", remedy)
     names = list(dict.fromkeys(chain.from_iterable(records)))
     columns = {name: [record.get(name) for record in records] for name in names}
     positions = range(len(records)) if lines is None else [number for number, _ in lines]
     return _make_source(path, columns, positions, position_format)
+
+
+def _has_structure(record: dict[str, Any]) -> bool:
+    """Test whether a value of a record is an object, or a list of others than numbers."""
+    lists = [value for value in record.values() if isinstance(value, list)]
+    is_flat = all(type(cell) in {int, float} for value in lists for cell in value)
+    return not is_flat or any(isinstance(value, dict) for value in record.values())
 
 
 def open_sqlite(path: Path, table: str | None = None) -> TableSource:
@@ -75,6 +85,8 @@ def open_sqlite(path: Path, table: str | None = None) -> TableSource:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
             query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
             tables = [name for (name,) in database.execute(query)]
+            if not tables:
+                raise_input_error("path", "be a database with tables", f"{path}, which has none", "Pass another file.")
             if table is None and len(tables) == 1:
                 (table,) = tables
             if table is None or table not in tables:
@@ -97,6 +109,7 @@ def open_arff(path: Path, encoding: str | None = None) -> TableSource:
     """Open an ARFF file of Weka or OpenML as a table; errors of SciPy, which reads no text columns, are reported."""
     from scipy.io import arff  # noqa: PLC0415 - slow to import
 
+    check_encoding(encoding)
     try:
         with open_bytes(path) as file, TextIOWrapper(file, encoding or "utf-8-sig") as text, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about dates without a time zone
@@ -104,7 +117,7 @@ def open_arff(path: Path, encoding: str | None = None) -> TableSource:
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except (*ARRAY_READ_ERRORS, NotImplementedError, StopIteration, arff.ArffError) as error:
-        got = f"{path} ({error or type(error).__name__})"
+        got = f"{path} ({str(error) or type(error).__name__})"
         must = "be a dense ARFF file of numbers, nominal values in ASCII and dates"
         raise_input_error("path", must, got, "Save it as CSV: java weka.core.converters.CSVSaver -i IN.arff -o OUT.csv")
     columns = {name: _arff_to_cells(rows[name]) for name in rows.dtype.names}

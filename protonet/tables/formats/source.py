@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
@@ -94,7 +95,8 @@ def convert_objects(cells: Sequence[object]) -> np.ndarray:
     types = {type(cell) for cell in cells} - {type(None)}
     if types and types <= {int, float}:
         integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
-        return np.array(cells, np.int64 if integral else np.float64)  # None becomes NaN
+        with suppress(OverflowError):  # of an integer beyond the range of numbers
+            return np.array(cells, np.int64 if integral else np.float64)  # None becomes NaN
     if timedelta in types and types <= {timedelta, time}:  # openpyxl returns durations below a day as times
         return np.array([_time_to_seconds(cell) for cell in cells])
     if types and types <= {datetime, date}:

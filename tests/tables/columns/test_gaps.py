@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,23 @@ def test_few_rows_and_constant_features_give_finite_features() -> None:
     assert GapFiller.fit(x[:1], np.ones(3, bool)) is None
     assert GapFiller.fit(x, np.zeros(3, bool)) is None
     assert GapFiller.fit(np.zeros((5, 300)), np.ones(300, bool)) is None
+
+
+@pytest.mark.parametrize(("offset", "deviation"), [(1.76e9, 170.0), (1.76e9, 0.0), (1.7e12, 5e5), (1e7, 1.0)])
+def test_a_small_deviation_beside_the_mean_is_no_obstacle(offset: float, deviation: float) -> None:
+    """Times in seconds, serial numbers: their deviation may be a ten-millionth of their mean."""
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    x[:, 2] = offset + deviation * (0.8 * x[:, 0] + 0.6 * x[:, 2])
+    filler = GapFiller.fit(x, np.ones(3, bool))
+    assert filler is not None
+    new = np.array([[2.0, 0.0, np.nan], [-2.0, 0.0, np.nan]])
+    expected = offset + deviation * 0.8 * new[:, 0]
+    np.testing.assert_allclose(filler.fill(new)[:, 2], expected, atol=0.2 * deviation + 1e-9 * offset)
+    frame = pd.DataFrame(x, columns=["a", "b", "time"])
+    model = ProtoNetClassifier().fit(frame, np.where(x[:, 0] + x[:, 1] > 0, "up", "down"))
+    again = pickle.loads(pickle.dumps(model))
+    gaps = frame.assign(time=np.nan)
+    np.testing.assert_array_equal(again.predict_proba(gaps), model.predict_proba(gaps))
 
 
 def wine() -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
