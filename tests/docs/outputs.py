@@ -148,11 +148,11 @@ def is_same(quoted: str, printed: str) -> bool:
 
 
 def _is_near(quoted: str, printed: str) -> bool:
-    """Compare two numbers; their last digit may differ by one."""
+    """Compare two numbers; the last digit of decimals, and of integers of three digits, may differ by one."""
     size = abs(float(quoted))
     allowed = TOLERANCE * size if size >= 1 else FRACTION_TOLERANCE * min(size, 1 - size)
     decimals = quoted.partition(".")[2]
-    last_digit = 1.01 * 10.0 ** -len(decimals) if decimals else 0.0
+    last_digit = 1.01 * 10.0 ** -len(decimals) if decimals or size >= 100 else 0.0
     return abs(float(quoted) - float(printed)) <= max(allowed, last_digit)
 
 
