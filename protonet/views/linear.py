@@ -309,7 +309,7 @@ def _have_heavy_tails(rows: TrainingRows) -> bool:
     """Test whether half of the features have heavier tails within classes than a Laplace distribution."""
     laplace_kurtosis = 6.0
     means = class_means(rows.features, rows.labels, rows.num_classes, rows.class_balanced_weights)[0]
-    squares = (rows.features - means[rows.labels]).double().square()
+    squares = (rows.features - means[rows.labels]).square()
     variances, fourth = (_weighted_mean(part, rows.class_balanced_weights) for part in (squares, squares.square()))
     return bool((fourth / variances.square().clamp_min(MIN_DIVISOR)).median() > laplace_kurtosis)
 
