@@ -117,12 +117,22 @@ def load_rows(name: str, shots: tuple[int, ...]) -> list[dict[str, Any]]:
     return [row for row in json.loads((RESULTS / name).read_text(encoding="utf-8")) if row["shots"] in shots]
 
 
+def load_series() -> dict[tuple[str, int], float]:
+    """Return the accuracy of random convolutions by data set of series and labels per class."""
+    rows = load_rows("series.json", SHOTS)
+    return {(row["dataset"], row["shots"]): float(np.mean(row["percent"]["convolutions"])) for row in rows}
+
+
 @pytest.mark.parametrize("row", range(len(ROWS)))
 def test_the_table_of_results_is_computed_from_the_committed_one(row: int) -> None:
     name, shots, key, baseline = ROWS[row]
     accuracies = [entry[key] for entry in load_rows(name, shots)]
     means = [{method: float(np.mean(values)) for method, values in entry.items()} for entry in accuracies]
-    best = [max(value for method, value in entry.items() if method not in OURS) for entry in means]
+    series = [load_series().get((entry["dataset"], entry["shots"]), 0.0) for entry in load_rows(name, shots)]
+    best = [
+        max(*(entry[method] for method in entry.keys() - {*OURS}), other)
+        for entry, other in zip(means, series, strict=True)
+    ]
     leads = [np.subtract(entry["left-out"], entry[baseline]) for entry in accuracies]
     errors = [t.ppf(0.975, len(lead) - 1) * lead.std(ddof=1) / len(lead) ** 0.5 for lead in leads]
     wins = sum(lead.mean() > max(error, 0) for lead, error in zip(leads, errors, strict=True))
@@ -166,7 +176,11 @@ def test_the_raw_tables_are_the_committed_ones() -> None:
     ours, forest = (100 * np.array([row[method] for row in rows]) for method in ("default", "forest"))
     means = [f"{values.mean():.1f}" for values in (ours, forest, best)]
     assert f"{len(rows)} CSV and TSV files" in text
-    titles = ("**`fit` and `evaluate`** | **", "skrub, random forest | ", "better of skrub's pipelines in hindsight | ")
+    titles = (
+        "**`fit` and `evaluate`, before the present search** | **",
+        "skrub, random forest | ",
+        "better of skrub's pipelines in hindsight | ",
+    )
     assert all(f"| {title}{mean}" in text for title, mean in zip(titles, means, strict=True))
     repositories = np.array([row["path"].partition("/")[0] for row in rows])
     leads = np.array([(ours - best)[repositories == name].mean() for name in np.unique(repositories)])
@@ -177,26 +191,12 @@ def test_the_raw_tables_are_the_committed_ones() -> None:
 
 
 def test_the_series_beside_random_convolutions_are_the_committed_ones() -> None:
-    series = {
-        (row["dataset"], row["shots"]): np.mean(row["percent"]["convolutions"])
-        for row in load_rows("series.json", SHOTS)
-    }
+    series = load_series()
     rows = {(row["dataset"], row["shots"]): row["percent"] for row in load_rows("robustness.json", SHOTS)}
     ours = np.mean([np.mean(rows[key]["left-out"]) for key in series])
     text = " ".join(README.split())
     theirs = np.mean(list(series.values()))
     assert f"reach](analysis/results/series.md) {theirs:.1f} % on eight sets, protonet {ours:.1f}" in text
-    best = [
-        np.mean(
-            [
-                max(series.get(key, 0), *(np.mean(values) for method, values in row.items() if method not in OURS))
-                for key, row in rows.items()
-                if (key[1] in (1, 2)) is few
-            ]
-        )
-        for few in (True, False)
-    ]
-    assert f"With them, the best in hindsight of the 15 sets is {best[0]:.1f} and {best[1]:.1f}." in text
 
 
 def test_the_contest_line_is_the_committed_run() -> None:
@@ -215,7 +215,7 @@ def test_the_number_of_few_shot_methods_is_that_of_the_package() -> None:
 def test_numbers_are_in_the_table_that_they_come_from() -> None:
     cases: list[tuple[str, str, str]] = [
         ("README", "optimizer_horizon.md", "1.49 1.09 0.46"),
-        ("README", "optimizer_time.md", "1.9 5.9 3.1 4.7 0.96"),
+        ("README", "optimizer_time.md", "3.1 4.7 0.96"),
         ("README", "pretrained.md", "95.5 95.2"),
         ("README", "text_names.md", "0.11 0.83 0.58 0.60 1.19 1.07 0.99"),
         ("docs/benchmarks/tables", "keel.md", "68.98 79.44 71.05 79.70"),
