@@ -106,7 +106,7 @@ def test_update_of_stored_rows_equals_fit_to_all_rows(
     old, new = write_arrays(tmp_path / "old.npz", x[:40], y[:40]), write_arrays(tmp_path / "new.npz", x[40:], y[40:])
     both, model = write_arrays(tmp_path / "both.npz", x, y), tmp_path / "m.protonet"
     output = run("fit", old, "-o", model, "--store-rows", *more)
-    assert "40 rows stored for update, 1 kB before compression\n" in output
+    assert "40 rows stored for update, 640 bytes before compression\n" in output
     output = run("update", model, new, "--in-place")
     assert output.startswith(f"{model}: 20 samples added, 1 new class: cat; fitted again to 60 rows\ncross-validated")
     run("fit", both, "-o", tmp_path / "all.protonet", *more)
