@@ -48,7 +48,7 @@ PROMISES: dict[str, dict[str, Promise]] = {
         "fit, iris": Promise(PYTHON, 1.8, "x"),
         "fit, wine": Promise(PYTHON, 1.8, "x"),
         "fit, breast_cancer": Promise(PYTHON, 1.8, "x"),
-        "fit, digits": Promise(PYTHON, 25, "x"),
+        "fit, digits": Promise(PYTHON, 16, "x"),
         "prediction of 500 rows, iris": Promise(PYTHON, 0.4, "x"),
         "prediction of 500 rows, wine": Promise(PYTHON, 1.7, "x"),
         "prediction of 500 rows, breast_cancer": Promise(PYTHON, 1.5, "x"),
