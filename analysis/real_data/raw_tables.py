@@ -178,7 +178,7 @@ def evaluate_table(
     """
     raw = read_raw_table(folder / table.path)
     assert raw is not None
-    lines, frame, no_header = raw
+    lines, frame, _ = raw
     labels = frame[table.label_column].astype(str).str.strip().to_numpy()
     classes = list(count_large_classes(frame[table.label_column]).index[:MAX_CLASSES])
     order = np.random.default_rng(zlib.crc32(table.path.encode())).permutation(len(frame))
@@ -186,29 +186,32 @@ def evaluate_table(
     train = np.random.default_rng(0).permutation(train)
     test = order[np.isin(labels[order], classes) & ~np.isin(order, train)][:MAX_TEST_ROWS]
     scores: dict[str, float | str] = {"test_rows": float(len(test))}
-    with tempfile.TemporaryDirectory() as build:
-        paths = [Path(build, f"{name}{Path(table.path).suffix}") for name in ("train", "test")]
-        for path, rows in zip(paths, (train, test), strict=True):
-            kept = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
-            path.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        try:
-            scores[OURS] = score_commands(paths[0], paths[1], table)
-        except RuntimeError as error:
-            return scores | {REFUSED: str(error)}
+    try:
+        scores[OURS] = score_commands(lines, train, test, table)
+    except RuntimeError as error:
+        return scores | {REFUSED: str(error)}
     baselines = score_skrub(frame.drop(columns=table.label_column), labels, train, test, models) if models else {}
     return scores | baselines
 
 
-def score_commands(train: Path, test: Path, table: RawTable) -> float:
-    """Compute the accuracy in [0, 1] by the commands ``fit`` and ``evaluate``; raise a RuntimeError if one fails."""
-    model, metrics = train.with_name("m.protonet"), train.with_name("metrics.json")
+def score_commands(lines: Sequence[str], train: np.ndarray, test: np.ndarray, table: RawTable) -> float:
+    """Compute the accuracy in [0, 1] by the commands ``fit`` and ``evaluate``; raise a RuntimeError if one fails.
+
+    The commands read the ``lines`` of the table's file that hold the rows with the indices ``train`` and ``test``.
+    """
     header, output = ["--no-header"] * table.no_header, io.StringIO()
-    with redirect_stdout(output), redirect_stderr(output):
-        code = main(["fit", str(train), "--label", table.label_column, "-o", str(model), *header])
-        code = code or main(["evaluate", str(model), str(test), "--json", str(metrics), *header])
-    if code:
-        raise RuntimeError(f"{table.path}: {output.getvalue().splitlines()[-1]}")
-    return float(json.loads(metrics.read_text(encoding="utf-8"))["accuracy"])
+    with tempfile.TemporaryDirectory() as build:
+        paths = [Path(build, f"{name}{Path(table.path).suffix}") for name in ("train", "test")]
+        for path, rows in zip(paths, (train, test), strict=True):
+            kept = [*lines[: not table.no_header], *(lines[row + (not table.no_header)] for row in rows.tolist())]
+            path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        model, metrics = Path(build, "m.protonet"), Path(build, "metrics.json")
+        with redirect_stdout(output), redirect_stderr(output):
+            code = main(["fit", str(paths[0]), "--label", table.label_column, "-o", str(model), *header])
+            code = code or main(["evaluate", str(model), str(paths[1]), "--json", str(metrics), *header])
+        if code:
+            raise RuntimeError(f"{table.path}: {output.getvalue().splitlines()[-1]}")
+        return float(json.loads(metrics.read_text(encoding="utf-8"))["accuracy"])
 
 
 def score_skrub(

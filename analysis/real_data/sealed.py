@@ -249,13 +249,8 @@ def measure_table(content: SealedRows, item: SealedSet, split: measure.RowSplit,
     if run.method != OURS:
         scores = raw_tables.score_skrub(frame.drop(columns=item.target), names, train, test, [run.method])
         return 100 * scores[run.method]
-    with tempfile.TemporaryDirectory() as build:
-        train_path, test_path = (Path(build, f"{name}{Path(run.path).suffix}") for name in ("train", "test"))
-        for path, rows in ((train_path, train), (test_path, test)):
-            chosen = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
-            path.write_text("\n".join(chosen) + "\n", encoding="utf-8")
-        table = raw_tables.RawTable(run.path, item.target, run.shots, no_header)
-        return 100 * raw_tables.score_commands(train_path, test_path, table)
+    table = raw_tables.RawTable(run.path, item.target, run.shots, no_header)
+    return 100 * raw_tables.score_commands(lines, train, test, table)
 
 
 def measure_items(content: SealedRows, item: SealedSet, split: measure.RowSplit, run: SealedRun) -> float:
